@@ -1,0 +1,1 @@
+"""Generated from protos/: edit there, then run `make protos`."""

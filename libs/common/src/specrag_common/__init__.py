@@ -1,0 +1,1 @@
+"""Contracts' runtime, sessions and speculation shared by every service."""

@@ -1,0 +1,1 @@
+"""The torch core: models, block cache, tree attention, scheduling and lossless verification."""

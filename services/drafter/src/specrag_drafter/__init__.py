@@ -1,0 +1,1 @@
+"""Draft service: proposes tokens from a subset of the passages."""

@@ -1,0 +1,1 @@
+"""Orchestrator service: drives an answer from question to committed text."""

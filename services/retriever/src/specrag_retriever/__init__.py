@@ -1,0 +1,1 @@
+"""Ingestion and hybrid search over Milvus."""
