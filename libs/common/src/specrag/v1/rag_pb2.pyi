@@ -493,6 +493,7 @@ class Finished(_message.Message):
     TRACE_ID_FIELD_NUMBER: _builtins.int
     RANDOM_KEY_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
     finish_reason: _common_pb2.FinishReason.ValueType
     """Why it ended."""
     policy: Global___AnswerPolicy.ValueType
@@ -509,6 +510,8 @@ class Finished(_message.Message):
     """16 bytes: the key of every draw."""
     answer: _builtins.str
     """The whole committed text."""
+    token_ids: _builtins.bytes
+    """int32 little-endian answer ids of the target's tokenizer, the one that ended it included."""
     @_builtins.property
     def degraded(self) -> _containers.RepeatedCompositeFieldContainer[Global___Degradation]:
         """What did not work as asked."""
@@ -535,10 +538,11 @@ class Finished(_message.Message):
         trace_id: _builtins.str = ...,
         random_key: _builtins.bytes = ...,
         answer: _builtins.str = ...,
+        token_ids: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "answer_id", b"answer_id", "degraded", b"degraded", "finish_reason", b"finish_reason", "mode", b"mode", "policy", b"policy", "random_key", b"random_key", "session_id", b"session_id", "stats", b"stats", "trace_id", b"trace_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "answer_id", b"answer_id", "degraded", b"degraded", "finish_reason", b"finish_reason", "mode", b"mode", "policy", b"policy", "random_key", b"random_key", "session_id", b"session_id", "stats", b"stats", "token_ids", b"token_ids", "trace_id", b"trace_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
