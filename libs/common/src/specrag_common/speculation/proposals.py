@@ -91,9 +91,13 @@ class DraftProposal:
         committed_length: number of committed answer tokens the branches continue.
         branches: in draw order; equal branches stay separate.
         sibling_kind: how branches with a common prefix were drawn.
+        gamma: tokens a branch that were asked for. A budget is shared out by it and not by the
+            branches' lengths, which may depend on drawn tokens. ``None``: the longest branch
+            counts, right only where no length depends on a sampled token.
     """
 
     drafter_index: int
     committed_length: int
     branches: tuple[DraftBranch, ...]
     sibling_kind: SiblingKind = SiblingKind.IID
+    gamma: int | None = None
