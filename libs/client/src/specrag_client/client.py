@@ -1,0 +1,235 @@
+"""The product from Python: ask questions, read and delete sessions."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Self
+
+from specrag.v1 import common_pb2, rag_pb2, rag_pb2_grpc
+from specrag_common.runtime.channels import open_channel
+from specrag_common.runtime.client_calls import cancelling
+from specrag_common.runtime.errors import DataLoss
+
+from specrag_client.addresses import parse_address
+from specrag_client.convert import WIRE_MODES, WIRE_POLICIES, to_event
+from specrag_client.events import (
+    AnswerResult,
+    Citation,
+    Finished,
+    Policy,
+    RetrievalDone,
+    VerificationMode,
+)
+from specrag_client.sessions import Session, SessionPage, SessionTurns, to_session, to_turn
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+    from types import TracebackType
+
+    from specrag_client.events import AnswerEvent
+
+_IDEMPOTENT: Final = tuple(
+    f"specrag.v1.RagService/{method}" for method in ("GetSession", "ListSessions", "CancelAnswer")
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOptions:
+    """Everything about a question but the question. ``None`` leaves a choice to the service.
+
+    Attributes:
+        tenant: whose documents and sessions; empty: ``default``.
+        session_id: session to continue or begin; empty: nothing is remembered.
+        policy: how the answer comes about.
+        mode: how the target verifies; by default by whether there is a seed.
+        temperature: 0 (greedy) to 2.
+        top_p: over 0 to 1.
+        top_k: 0 (off) or more.
+        max_tokens: 1 to 4096.
+        stop: up to 8 strings; the answer ends before the first found.
+        seed: same seed, same request: same tokens.
+        num_passages: passages to read, 1 to 30.
+        num_drafters: drafters to use, 1 to 16.
+        max_gamma: most draft tokens a branch, 1 to 64.
+        request_id: idempotency key; a repeat within a session replays the turn.
+        allow_fallback: answer without drafters when none is left.
+        timeout_s: longest time for the whole answer.
+    """
+
+    tenant: str = ""
+    session_id: str = ""
+    policy: Policy = Policy.UNSPECIFIED
+    mode: VerificationMode = VerificationMode.UNSPECIFIED
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = field(default=())
+    seed: int | None = None
+    num_passages: int | None = None
+    num_drafters: int | None = None
+    max_gamma: int | None = None
+    request_id: str = ""
+    allow_fallback: bool | None = None
+    timeout_s: float = 600.0
+
+
+class SpecragClient:
+    """A connection to one orchestrator; use it as an async context manager.
+
+    Every method raises :class:`specrag_common.runtime.errors.SpecragError` when the service
+    refuses or fails.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        """Open a channel to ``HOST:PORT``; it connects on the first call.
+
+        Raises:
+            AddressError: the endpoint is no ``HOST:PORT``.
+        """
+        self._channel = open_channel(parse_address(endpoint), idempotent_methods=_IDEMPOTENT)
+        self._stub = rag_pb2_grpc.RagServiceStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the channel; running answers are cancelled everywhere."""
+        await self._channel.close()
+
+    async def answer(
+        self,
+        question: str,
+        *,
+        collection: str,
+        options: AnswerOptions | None = None,
+        include_speculative: bool = True,
+    ) -> AsyncGenerator[AnswerEvent, None]:
+        """Ask a question and yield its events; ``Finished`` comes last.
+
+        Closing the iterator, or cancelling the task that reads it, cancels the answer everywhere.
+        """
+        request = answer_request(
+            question, collection, options or AnswerOptions(), speculative=include_speculative
+        )
+        timeout_s = (options or AnswerOptions()).timeout_s
+        with cancelling(self._stub.Answer(request, timeout=timeout_s)) as call:
+            async for response in call:
+                event = to_event(response.event)
+                if event is not None:
+                    yield event
+
+    async def ask(
+        self, question: str, *, collection: str, options: AnswerOptions | None = None
+    ) -> AnswerResult:
+        """Ask a question and return the whole answer."""
+        stream = self.answer(
+            question, collection=collection, options=options, include_speculative=False
+        )
+        async with aclosing(stream):
+            return await collect(stream)
+
+    async def cancel_answer(self, answer_id: str, *, tenant: str = "") -> bool:
+        """Stop a running answer; tell whether it ran."""
+        response = await self._stub.CancelAnswer(
+            rag_pb2.CancelAnswerRequest(answer_id=answer_id, tenant=tenant)
+        )
+        return response.was_running
+
+    async def list_sessions(
+        self, *, tenant: str = "", page_size: int | None = None, page_token: str = ""
+    ) -> SessionPage:
+        """Return one page of a tenant's sessions, newest first."""
+        response = await self._stub.ListSessions(
+            rag_pb2.ListSessionsRequest(tenant=tenant, page_size=page_size, page_token=page_token)
+        )
+        return SessionPage(
+            sessions=tuple(map(to_session, response.sessions)),
+            next_page_token=response.next_page_token,
+        )
+
+    async def get_session(
+        self,
+        session_id: str,
+        *,
+        tenant: str = "",
+        page_size: int | None = None,
+        page_token: str = "",
+    ) -> SessionTurns:
+        """Return a session and one page of its turns, oldest first."""
+        response = await self._stub.GetSession(
+            rag_pb2.GetSessionRequest(
+                session_id=session_id, tenant=tenant, page_size=page_size, page_token=page_token
+            )
+        )
+        session: Session = to_session(response.session)
+        return SessionTurns(
+            session=session,
+            turns=tuple(map(to_turn, response.turns)),
+            next_page_token=response.next_page_token,
+        )
+
+    async def delete_session(self, session_id: str, *, tenant: str = "") -> int:
+        """Delete a session with all its turns; return how many those were."""
+        response = await self._stub.DeleteSession(
+            rag_pb2.DeleteSessionRequest(session_id=session_id, tenant=tenant)
+        )
+        return response.num_deleted_turns
+
+
+async def collect(stream: AsyncIterator[AnswerEvent]) -> AnswerResult:
+    """Read an answer's events to their end.
+
+    Raises:
+        DataLoss: the stream ended without ``RetrievalDone`` and ``Finished``.
+    """
+    retrieval: RetrievalDone | None = None
+    finished: Finished | None = None
+    citations: list[Citation] = []
+    async for event in stream:
+        match event:
+            case RetrievalDone():
+                retrieval = event
+            case Citation():
+                citations.append(event)
+            case Finished():
+                finished = event
+    if retrieval is None or finished is None:
+        raise DataLoss("the stream of events ended before the answer was finished")
+    return AnswerResult(finished=finished, retrieval=retrieval, citations=tuple(citations))
+
+
+def answer_request(
+    question: str, collection: str, options: AnswerOptions, *, speculative: bool
+) -> rag_pb2.AnswerRequest:
+    """Return the message for a question; what is ``None`` stays absent."""
+    return rag_pb2.AnswerRequest(
+        question=question,
+        collection=collection,
+        tenant=options.tenant,
+        session_id=options.session_id,
+        policy=WIRE_POLICIES[options.policy],
+        mode=WIRE_MODES[options.mode],
+        sampling=common_pb2.SamplingParams(
+            temperature=options.temperature,
+            top_p=options.top_p,
+            top_k=options.top_k,
+            max_tokens=options.max_tokens,
+            stop=options.stop,
+        ),
+        seed=options.seed,
+        num_passages=options.num_passages,
+        draft=rag_pb2.DraftOptions(num_drafters=options.num_drafters, max_gamma=options.max_gamma),
+        include_speculative=speculative,
+        request_id=options.request_id,
+        allow_fallback=options.allow_fallback,
+    )
