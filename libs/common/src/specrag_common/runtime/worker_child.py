@@ -1,0 +1,75 @@
+"""The child's side of :mod:`.worker`: ``python -m specrag_common.runtime.worker_child FD FD``.
+
+The first descriptor is the connection, the second a pipe that the parent never writes to: its end
+means that the parent is gone, however it went, and the child leaves at once, even in the middle of
+a forward pass.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EXIT_PARENT_GONE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ChildStart:
+    """What the child is to run.
+
+    Attributes:
+        target: ``module:function``, imported in the child.
+        args: positional arguments after the connection.
+    """
+
+    target: str
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChildFailed:
+    """Last message of a child whose target raised."""
+
+    message: str
+
+
+def main(argv: list[str]) -> int:
+    """Serve one parent; returns the exit code."""
+    connection_fd, lifeline_fd = int(argv[0]), int(argv[1])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=_leave_with_parent, args=(lifeline_fd,), daemon=True).start()
+    with Connection(connection_fd) as connection:
+        try:
+            sys.path[:] = connection.recv()
+            start: ChildStart = connection.recv()
+            _load(start.target)(connection, *start.args)
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return 0
+        except Exception as exc:
+            connection.send(ChildFailed(f"{type(exc).__name__}: {exc}"))
+            raise
+    return 0
+
+
+def _leave_with_parent(lifeline_fd: int) -> None:
+    os.read(lifeline_fd, 1)
+    os._exit(EXIT_PARENT_GONE)
+
+
+def _load(target: str) -> Callable[..., None]:
+    module, _, name = target.partition(":")
+    function: Callable[..., None] = getattr(importlib.import_module(module), name)
+    return function
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

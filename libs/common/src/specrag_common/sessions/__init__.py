@@ -1,0 +1,1 @@
+"""Session memory: the turn log and the lease that orders its writers."""
