@@ -1,7 +1,7 @@
 # Every target is a line of commands that also work by hand.
 PYTHON ?= python3
 BIN := .venv/bin
-TYPED := libs services tests tools
+TYPED := libs services tests tools bench
 
 .PHONY: setup demo test test-slow check protos up down bench clean
 
