@@ -25,6 +25,7 @@ from specrag_common.runtime import call_context, deadlines
 from specrag_common.runtime.error_status import from_rpc_error, trailing_metadata_of
 from specrag_common.runtime.errors import DeadlineExceeded, InternalError, SpecragError
 from specrag_common.runtime.logs import get_logger
+from specrag_common.runtime.request_streams import RequestStream, RequestStreamContext
 from specrag_common.runtime.rpc_spans import (
     PROPAGATOR,
     SERVER_FAULTS,
@@ -95,7 +96,10 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):
         behaviour, make = _shape_of(handler)
         run = _run_stream if handler.response_streaming else _run_unary
 
-        async def serve(request: Any, context: Context) -> Any:
+        async def serve(request: Any, context: Any) -> Any:
+            if handler.request_streaming:
+                request = RequestStream(aiter(request), context)
+                context = RequestStreamContext(context)
             return await self._serve(
                 method, context, functools.partial(run, behaviour, request, context)
             )
