@@ -86,6 +86,16 @@ def test_proposal_survives_the_round_trip_with_laws_bit_for_bit() -> None:
     assert sent.token_ids.tobytes() == received.token_ids.tobytes()
 
 
+def test_gamma_asked_for_is_kept_and_bounds_the_branches() -> None:
+    message = encode_proposal(KEY, proposal(), draft_time_us=1)
+
+    decoded = decode_proposal(message, vocab_size=VOCAB_SIZE, gamma=2)
+
+    assert decoded.proposal.gamma == 2
+    with pytest.raises(InvalidRequest, match="2 tokens, need 1 to 1"):
+        decode_proposal(message, vocab_size=VOCAB_SIZE, gamma=1)
+
+
 def test_tree_survives_the_round_trip() -> None:
     decoded = decode_tree(encode_tree(tree()), vocab_size=VOCAB_SIZE)
 

@@ -63,13 +63,25 @@ def encode_proposal(
 
 
 def decode_proposal(
-    message: drafter_pb2.TokenProposal, *, vocab_size: int, field: str = "proposal"
+    message: drafter_pb2.TokenProposal,
+    *,
+    vocab_size: int,
+    gamma: int | None = None,
+    field: str = "proposal",
 ) -> KeyedProposal:
     """Return the proposal of ``message``.
+
+    Args:
+        message: from a drafter.
+        vocab_size: ids the tokenizer knows.
+        gamma: tokens a branch that the round asked for; kept in the proposal, and no branch may
+            be longer.
+        field: path of ``message``, for errors.
 
     Raises:
         InvalidRequest: a key, branch, id or law is malformed.
     """
+    max_tokens = MAX_GAMMA if gamma is None else gamma
     key = decode_round_key(message.key, f"{field}.key")
     if len(message.branches) > MAX_BRANCHES:
         raise InvalidRequest(
@@ -81,10 +93,11 @@ def decode_proposal(
         drafter_index=key.drafter_index,
         committed_length=key.committed_length,
         branches=tuple(
-            _decode_branch(branch, f"{field}.branches[{idx}]", vocab_size)
+            _decode_branch(branch, f"{field}.branches[{idx}]", vocab_size, max_tokens)
             for idx, branch in enumerate(message.branches)
         ),
         sibling_kind=decode_sibling_kind(message.sibling_kind, f"{field}.sibling_kind"),
+        gamma=gamma,
     )
     return KeyedProposal(key=key, proposal=proposal, draft_time_us=message.draft_time_us)
 
@@ -115,10 +128,12 @@ def _encode_branch(branch: DraftBranch) -> drafter_pb2.DraftBranch:
     )
 
 
-def _decode_branch(message: drafter_pb2.DraftBranch, field: str, vocab_size: int) -> DraftBranch:
+def _decode_branch(
+    message: drafter_pb2.DraftBranch, field: str, vocab_size: int, max_tokens: int
+) -> DraftBranch:
     ids = decode_token_ids(message.token_ids, f"{field}.token_ids", vocab_size=vocab_size)
-    if not 1 <= len(ids) <= MAX_GAMMA:
-        raise InvalidRequest(f"{field}.token_ids", f"{len(ids)} tokens, need 1 to {MAX_GAMMA}")
+    if not 1 <= len(ids) <= max_tokens:
+        raise InvalidRequest(f"{field}.token_ids", f"{len(ids)} tokens, need 1 to {max_tokens}")
     if len(message.laws) not in (0, len(ids)):
         raise InvalidRequest(f"{field}.laws", f"{len(message.laws)} laws for {len(ids)} tokens")
     laws = tuple(
