@@ -1,0 +1,1 @@
+"""What sequences are doing: prefilling, verifying, proposing. One job a command."""

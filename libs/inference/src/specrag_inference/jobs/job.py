@@ -1,0 +1,93 @@
+"""The seam between what a sequence is doing and the forward passes it needs for it.
+
+The core's one primitive: *extend a sequence by a chain of committed tokens and a token tree, and
+give the logits at the chain's last token and at every node.* A job says which extension it needs
+next, gets the logits, and says again, until it needs none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from specrag_inference.attention.step import TreePart
+    from specrag_inference.messages import EngineEvent
+    from specrag_inference.runner import LogitRows
+    from specrag_inference.sequence import SequenceState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extension:
+    """One request for a forward pass.
+
+    Attributes:
+        num_chain: pending committed tokens to compute, from the first pending one.
+        node_token_ids: tokens of the tree nodes to compute.
+        tree: their place in the tree; ``None`` without nodes.
+        wants_logits: whether logits are needed at all.
+    """
+
+    num_chain: int
+    node_token_ids: Sequence[int] = ()
+    tree: TreePart | None = None
+    wants_logits: bool = True
+
+
+class ExtensionLogits:
+    """The logits of one completed extension."""
+
+    def __init__(self, rows: LogitRows, *, first_row: int, num_chain: int) -> None:
+        self._rows = rows
+        self._root_row = first_row
+        self._node_row = first_row + min(num_chain, 1)
+
+    def at_root(self) -> NDArray[np.float32]:
+        """Return [vocab_size] float32 at the chain's last token."""
+        return self._rows.row(self._root_row)
+
+    def at_node(self, new_node_idx: int) -> NDArray[np.float32]:
+        """Return [vocab_size] float32 at a node, counted from the first node of the extension."""
+        return self._rows.row(self._node_row + new_node_idx)
+
+
+class Job(Protocol):
+    """One command being carried out.
+
+    The engine calls :meth:`start` when the sequence's earlier jobs are done, then
+    :meth:`next_extension` and :meth:`complete` in turns, then :meth:`finish` once.
+    """
+
+    @property
+    def sequence(self) -> SequenceState:
+        """The sequence it works on."""
+        ...
+
+    def start(self) -> None:
+        """Bring the sequence into the state the job begins with.
+
+        Raises:
+            ValueError: the command does not fit the sequence; the message says why.
+        """
+        ...
+
+    def next_extension(self) -> Extension | None:
+        """Return what has to be computed next, or ``None`` when the job is done."""
+        ...
+
+    def complete(self, logits: ExtensionLogits, *, forward_s: float) -> Iterable[EngineEvent]:
+        """Take the logits of the whole extension, whose chain now counts as cached.
+
+        Raises:
+            NumericsError: a needed row has a NaN or an infinity.
+        """
+        ...
+
+    def finish(self, *, elapsed_s: float) -> Iterable[EngineEvent]:
+        """Return the events that end the job; ``elapsed_s`` counts from its command."""
+        ...

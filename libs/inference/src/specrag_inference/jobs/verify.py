@@ -1,0 +1,186 @@
+"""Verifying a token tree, then decoding alone for a while."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from specrag_common.speculation.token_tree import ROOT, TokenTree
+
+from specrag_inference.attention.masks import check_parents, compute_ancestor_mask
+from specrag_inference.attention.step import TreePart
+from specrag_inference.jobs.job import Extension
+from specrag_inference.messages import RoundVerified, VerifiedToken
+from specrag_inference.sampling.processors import compute_law
+from specrag_inference.verification import walk_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from specrag_inference.jobs.job import ExtensionLogits
+    from specrag_inference.messages import EngineEvent, SamplingParams, VerifyTree
+    from specrag_inference.sequence import SequenceState
+    from specrag_inference.verification import WalkResult
+
+
+class VerifyJob:
+    """One round: a tree (perhaps empty), then up to ``free_run_tokens`` plain decode steps."""
+
+    def __init__(
+        self,
+        sequence: SequenceState,
+        command: VerifyTree,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+    ) -> None:
+        self._sequence = sequence
+        self._command = command
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._passes_left = 1 + command.free_run_tokens
+        self._tree = TokenTree.empty()
+        self._original_idx: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._part: TreePart | None = None
+
+    @property
+    def sequence(self) -> SequenceState:
+        """See :class:`~specrag_inference.jobs.job.Job`."""
+        return self._sequence
+
+    def start(self) -> None:
+        """Check the tree and cut what the context has no room for."""
+        if self._sequence.finished:
+            raise ValueError(
+                f"the answer of '{self._sequence.sequence_id}' has ended after "
+                f"{self._sequence.num_answer_tokens} tokens; free the sequence"
+            )
+        tree = self._command.tree
+        check_parents(tree.parent_idx)
+        if tree.num_nodes and not 0 <= tree.token_ids.min() <= tree.token_ids.max() < (
+            self._vocab_size
+        ):
+            raise ValueError(f"a token id of the tree is outside [0, {self._vocab_size})")
+        self._sequence.drop_scratch()
+        self._set_tree(tree)
+
+    def next_extension(self) -> Extension | None:
+        """Return the pending tokens with the tree, then one token a free-run step."""
+        if self._passes_left == 0:
+            return None
+        return Extension(
+            num_chain=self._sequence.num_pending,
+            node_token_ids=self._tree.token_ids.tolist(),
+            tree=self._part,
+        )
+
+    def complete(self, logits: ExtensionLogits, *, forward_s: float) -> Iterable[EngineEvent]:
+        """Walk the tree, commit what it decides, report the round."""
+        sequence = self._sequence
+        result = walk_tree(
+            self._tree,
+            _LazyLaws(logits, sequence.sampling),
+            mode=sequence.mode,
+            random=sequence.random,
+            position=sequence.num_answer_tokens,
+            stop_token_ids=sequence.sampling.stop_token_ids,
+            distrusted_drafters=sequence.distrusted_drafters,
+        )
+        sequence.distrusted_drafters.update(result.violating_drafters)
+        yield self._commit(result, forward_s)
+        self._set_tree(TokenTree.empty())
+
+    def finish(self, *, elapsed_s: float) -> Iterable[EngineEvent]:  # noqa: ARG002 - part of the seam
+        """The last pass has reported the end already."""
+        return ()
+
+    def _commit(self, result: WalkResult, forward_s: float) -> RoundVerified:
+        sequence = self._sequence
+        tokens = self._list_tokens(result)
+        decision = sequence.ends.advance([token.token_id for token in tokens])
+        tokens = tokens[: decision.num_kept]
+        sequence.commit(list(result.path[: len(tokens)]), [token.token_id for token in tokens])
+        sequence.finished = decision.finish_reason is not None
+        self._passes_left = 0 if sequence.finished else self._passes_left - 1
+        return RoundVerified(
+            sequence_id=sequence.sequence_id,
+            round=self._command.round,
+            tokens=tuple(tokens),
+            num_draft_tokens=len(self._tree.proposals),
+            finish_reason=decision.finish_reason,
+            stop_text_length=decision.stop_text_length,
+            forward_s=forward_s,
+            last=self._passes_left == 0,
+        )
+
+    def _list_tokens(self, result: WalkResult) -> list[VerifiedToken]:
+        """Return accepted and final tokens, nodes numbered as in the command."""
+        tokens = [
+            VerifiedToken(
+                token_id=int(self._tree.token_ids[node_idx]),
+                logprob=logprob,
+                node_idx=int(self._original_idx[node_idx]),
+            )
+            for node_idx, logprob in zip(result.path, result.logprobs, strict=False)
+        ]
+        if result.final_token is not None:
+            final = VerifiedToken(
+                token_id=result.final_token,
+                logprob=result.logprobs[-1],
+                node_idx=None,
+                is_bonus=result.is_bonus,
+            )
+            tokens.append(final)
+        return tokens
+
+    def _set_tree(self, tree: TokenTree) -> None:
+        """Take the tree for the next pass, without nodes too deep for the context.
+
+        The cut looks at depths only, never at tokens, so the law is unharmed. A node of depth d is
+        followed by a token at position ``len(token_ids) + d``, which must exist.
+        """
+        if tree.num_nodes == 0:
+            self._tree, self._part = tree, None
+            return
+        mask = compute_ancestor_mask(tree.parent_idx)
+        depths = mask.sum(axis=1, dtype=np.int32)
+        max_depth = self._max_model_len - 1 - len(self._sequence.token_ids)
+        kept = np.flatnonzero(depths <= max_depth)
+        self._original_idx = kept
+        self._tree = cut_tree(tree, kept)
+        self._part = (
+            TreePart(depths=depths[kept], rows=mask[np.ix_(kept, kept)]) if kept.size else None
+        )
+
+
+def cut_tree(tree: TokenTree, kept: NDArray[np.int64]) -> TokenTree:
+    """Return the tree with only the ``kept`` nodes (ascending, closed under parents)."""
+    if len(kept) == tree.num_nodes:
+        return tree
+    renumbered = np.full(tree.num_nodes + 1, ROOT, dtype=np.int32)
+    renumbered[kept] = np.arange(len(kept), dtype=np.int32)
+    return TokenTree(
+        token_ids=tree.token_ids[kept],
+        parent_idx=renumbered[tree.parent_idx[kept]],
+        proposals=tuple(
+            replace(proposal, node_idx=int(renumbered[proposal.node_idx]))
+            for proposal in tree.proposals
+            if renumbered[proposal.node_idx] != ROOT
+        ),
+    )
+
+
+class _LazyLaws:
+    """The target's laws, made only at nodes the walk visits."""
+
+    def __init__(self, logits: ExtensionLogits, sampling: SamplingParams) -> None:
+        self._logits = logits
+        self._sampling = sampling
+
+    def law_at(self, node_idx: int, path: Sequence[int]) -> NDArray[np.float32]:  # noqa: ARG002 - history-dependent laws read it
+        """See :class:`~specrag_inference.verification.TargetLaws`."""
+        row = self._logits.at_root() if node_idx == ROOT else self._logits.at_node(node_idx)
+        return compute_law(row, self._sampling)

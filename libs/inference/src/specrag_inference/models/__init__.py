@@ -1,0 +1,1 @@
+"""Model references, loading, conversion and fingerprints."""

@@ -1,0 +1,115 @@
+"""Executes one forward pass: arrays in, logits of the wanted rows out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from specrag_inference.attention.dense import DenseBackend
+from specrag_inference.attention.sdpa import SdpaBackend
+from specrag_inference.cache.storage import KvStorage
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from numpy.typing import NDArray
+
+    from specrag_inference.attention.backends import AttentionBackend
+    from specrag_inference.attention.step import StepInputs
+    from specrag_inference.cache.storage import SlotIds
+    from specrag_inference.models.loading import LoadedModel
+
+UNKNOWN_TOKEN_LOGIT = -1e9
+"""Logit of an id inside the vocabulary that the tokenizer lacks: finite, and never drawn."""
+
+BACKENDS: dict[str, type[DenseBackend | SdpaBackend]] = {
+    "dense": DenseBackend,
+    "sdpa": SdpaBackend,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenVocabulary:
+    """Which of a model's output rows are tokens.
+
+    Attributes:
+        size: one more than the largest id of the tokenizer; larger ids are padding.
+        holes: [num_holes] int64 ids below ``size`` that the tokenizer lacks.
+    """
+
+    size: int
+    holes: NDArray[np.int64]
+
+    @staticmethod
+    def from_ids(token_ids: Collection[int], model_vocab_size: int) -> TokenVocabulary:
+        """Build from the ids a tokenizer knows; ids beyond the model's rows do not count."""
+        known = np.zeros(model_vocab_size, dtype=np.bool_)
+        known[[token_id for token_id in token_ids if token_id < model_vocab_size]] = True
+        size = int(np.flatnonzero(known)[-1]) + 1
+        return TokenVocabulary(size=size, holes=np.flatnonzero(~known[:size]))
+
+
+class LogitRows:
+    """Logits of one pass's wanted rows; a row reaches numpy only when it is asked for."""
+
+    def __init__(self, logits: torch.Tensor, holes: NDArray[np.int64]) -> None:
+        self._logits = logits
+        self._holes = holes
+
+    def row(self, row_idx: int) -> NDArray[np.float32]:
+        """Return [vocab_size] float32 logits of one row, the caller's own copy."""
+        row: NDArray[np.float32] = self._logits[row_idx].to(torch.float32, copy=True).cpu().numpy()
+        if self._holes.size:
+            row[self._holes] = UNKNOWN_TOKEN_LOGIT
+        return row
+
+
+class ModelRunner:
+    """One model, its cache memory and its attention; knows nothing of sequences or requests."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        vocabulary: TokenVocabulary,
+        *,
+        num_blocks: int,
+        block_size: int,
+        backend: str = "sdpa",
+    ) -> None:
+        self._module = model.module
+        self._device = model.device
+        self._vocabulary = vocabulary
+        self._storage = KvStorage(
+            num_layers=model.num_layers,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        self._backend: AttentionBackend = BACKENDS[backend](self._storage)
+
+    @torch.inference_mode()
+    def execute(self, step: StepInputs) -> LogitRows:
+        """Run one forward pass; keys and values of its tokens are stored in the cache."""
+        output = self._module(
+            input_ids=self._to_device(step.token_ids)[None],
+            position_ids=self._to_device(step.position_ids)[None],
+            logits_to_keep=self._to_device(step.logit_rows),
+            use_cache=False,
+            prepared_attention=self._backend.prepare(step),
+        )
+        logits = output.logits[0, :, : self._vocabulary.size]
+        return LogitRows(logits, self._vocabulary.holes)
+
+    @torch.inference_mode()
+    def copy_slots(self, source: SlotIds, destination: SlotIds) -> None:
+        """Move stored tokens; see :class:`~specrag_inference.cache.block_table.SlotCopier`."""
+        self._storage.copy_slots(source, destination)
+
+    def _to_device(self, array: NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
