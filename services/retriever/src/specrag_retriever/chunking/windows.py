@@ -17,6 +17,8 @@ OVERLAP_TOKENS: Final = 24
 
 _MAX_PREFIX_TOKENS: Final = 48
 _SPECIAL_TOKENS: Final = 2
+_SLACK_TOKENS: Final = 4
+"""Kept free: a stretch tokenized alone may count a little more than within the passage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,7 @@ def split_into_windows(
         max_tokens: the embedder's longest input, special tokens included.
     """
     context, num_context = _context(passage, title, tokenizer)
-    room = max_tokens - _SPECIAL_TOKENS - num_context
+    room = max_tokens - _SPECIAL_TOKENS - _SLACK_TOKENS - num_context
     spans = compute_token_spans(tokenizer, passage.text)
     if len(spans) <= room:
         return [Window(context=context, text=passage.text)]

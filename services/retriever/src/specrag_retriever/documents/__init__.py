@@ -3,7 +3,7 @@
 from specrag_retriever.documents.model import (
     Block,
     BlockKind,
-    DocumentSkipped,
+    DocumentSkippedError,
     ExtractedDocument,
     SkipReason,
 )
@@ -18,7 +18,7 @@ __all__ = [
     "MAX_DOCUMENT_BYTES",
     "Block",
     "BlockKind",
-    "DocumentSkipped",
+    "DocumentSkippedError",
     "ExtractedDocument",
     "SkipReason",
     "extract_document",

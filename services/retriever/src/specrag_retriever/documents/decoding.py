@@ -13,7 +13,7 @@ from typing import Final
 
 from charset_normalizer import from_bytes
 
-from specrag_retriever.documents.model import DocumentSkipped, SkipReason
+from specrag_retriever.documents.model import DocumentSkippedError, SkipReason
 
 _MARKS: Final = (
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -51,7 +51,7 @@ def decode(data: bytes) -> DecodedText:
     """Return the text of ``data``.
 
     Raises:
-        DocumentSkipped: BINARY when the bytes are no text.
+        DocumentSkippedError: BINARY when the bytes are no text.
     """
     for mark, encoding in _MARKS:
         if data.startswith(mark):
@@ -83,13 +83,13 @@ def decode_html(data: bytes) -> DecodedText:
 
 
 def refuse_binary(data: bytes) -> None:
-    """Raise DocumentSkipped(BINARY) when the bytes are no text in a byte-oriented encoding."""
+    """Raise DocumentSkippedError(BINARY) when the bytes are no text in a byte-oriented encoding."""
     for magic, name in _MAGIC:
         if data.startswith(magic):
-            raise DocumentSkipped(SkipReason.BINARY, f"the content is {name}, not text")
+            raise DocumentSkippedError(SkipReason.BINARY, f"the content is {name}, not text")
     num_controls = len(data) - len(data.translate(None, delete=_CONTROLS))
     if num_controls > max(1, _MAX_CONTROL_SHARE * len(data)):
-        raise DocumentSkipped(
+        raise DocumentSkippedError(
             SkipReason.BINARY,
             f"{num_controls} of {len(data)} bytes are control characters; this is not text",
         )

@@ -16,7 +16,7 @@ from selectolax.lexbor import LexborHTMLParser
 from specrag_retriever.documents.builder import TextBuilder
 from specrag_retriever.documents.model import (
     BlockKind,
-    DocumentSkipped,
+    DocumentSkippedError,
     ExtractedDocument,
     SkipReason,
 )
@@ -31,13 +31,19 @@ MAX_NESTING: Final = 2_000
 """Deeper pages are refused: the parser's time grows with the square of the depth."""
 
 _SKIPPED: Final = frozenset(
-    "script style template noscript head iframe object embed svg math canvas audio video picture "
-    "select datalist button dialog".split()
-)
+    {
+        "script", "style", "template", "noscript", "head", "iframe", "object", "embed", "svg",
+        "math", "canvas", "audio", "video", "picture", "select", "datalist", "button", "dialog",
+    }
+)  # fmt: skip
 _INLINE: Final = frozenset(
-    "a abbr acronym b bdi bdo big cite code data del dfn em font i ins kbd label mark nobr output q "
-    "ruby s samp small span strike strong sub sup time tt u var wbr img input meter progress".split()
-)
+    {
+        "a", "abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "code", "data", "del", "dfn",
+        "em", "font", "i", "ins", "kbd", "label", "mark", "nobr", "output", "q", "ruby", "s",
+        "samp", "small", "span", "strike", "strong", "sub", "sup", "time", "tt", "u", "var",
+        "wbr", "img", "input", "meter", "progress",
+    }
+)  # fmt: skip
 _SILENT: Final = frozenset({"rp", "rt"})
 _LAYOUT: Final = frozenset({"table", "h1", "h2", "h3", "h4", "h5", "h6", "ul", "ol", "pre", "form"})
 _HIDDEN_STYLE: Final = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.I)
@@ -49,7 +55,7 @@ def parse_html(text: str, notes: tuple[str, ...] = ()) -> ExtractedDocument:
     """Return the visible text of a page.
 
     Raises:
-        DocumentSkipped: BROKEN when elements are nested absurdly deep.
+        DocumentSkippedError: BROKEN when elements are nested absurdly deep.
     """
     _refuse_deep_nesting(text)
     tree = LexborHTMLParser(text)
@@ -72,7 +78,7 @@ def _refuse_deep_nesting(text: str) -> None:
     for match in _TAG.finditer(text):
         depth = max(0, depth - 1) if match[1] else depth + 1
         if depth > MAX_NESTING:
-            raise DocumentSkipped(
+            raise DocumentSkippedError(
                 SkipReason.BROKEN, f"elements nested more than {MAX_NESTING} deep"
             )
 
@@ -243,10 +249,8 @@ def _visible_text(node: LexborNode) -> str:
     for inner, is_end in _visit_all(node):
         if inner.is_text_node:
             parts.append(inner.text_content or "")
-        elif inner.tag == "br" and not is_end:
-            parts.append("\n")
-        elif is_end and inner.tag not in _INLINE and inner is not node:
-            parts.append("\n")
+        elif is_end == (inner.tag != "br") and inner.tag not in _INLINE:
+            parts.append("\n")  # at a line break, and after a block
     return "".join(parts)
 
 

@@ -62,7 +62,7 @@ class SkipReason(StrEnum):
     UNSUPPORTED = "UNSUPPORTED"
 
 
-class DocumentSkipped(Exception):
+class DocumentSkippedError(Exception):
     """A document that cannot be made searchable. It never stops the others."""
 
     def __init__(self, reason: SkipReason, detail: str) -> None:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from specrag_retriever.documents.decoding import decode, decode_html
 from specrag_retriever.documents.html import parse_html
 from specrag_retriever.documents.markdown import parse_markdown
-from specrag_retriever.documents.model import DocumentSkipped, ExtractedDocument, SkipReason
+from specrag_retriever.documents.model import DocumentSkippedError, ExtractedDocument, SkipReason
 from specrag_retriever.documents.pdf import parse_pdf
 from specrag_retriever.documents.plain_text import parse_plain_text
 
@@ -38,21 +38,21 @@ def extract_document(data: bytes, uri: str) -> ExtractedDocument:
         uri: its name or address; the ending decides the parser, the bytes have the last word.
 
     Raises:
-        DocumentSkipped: with the reason to report.
+        DocumentSkippedError: with the reason to report.
     """
     if len(data) > MAX_DOCUMENT_BYTES:
         raise too_large(len(data))
     if not data.strip(b" \t\r\n\f\v\x00"):
-        raise DocumentSkipped(SkipReason.EMPTY, "the document holds nothing but white space")
+        raise DocumentSkippedError(SkipReason.EMPTY, "the document holds nothing but white space")
     document = _parse(data, _ending_of(uri))
     if not document.text:
-        raise DocumentSkipped(SkipReason.EMPTY, "no visible text was found")
+        raise DocumentSkippedError(SkipReason.EMPTY, "no visible text was found")
     return document
 
 
-def too_large(size_bytes: int) -> DocumentSkipped:
+def too_large(size_bytes: int) -> DocumentSkippedError:
     """Return the skip of a document over the limit."""
-    return DocumentSkipped(
+    return DocumentSkippedError(
         SkipReason.TOO_LARGE,
         f"size_bytes={size_bytes} exceeds {MAX_DOCUMENT_BYTES}; split the document",
     )
@@ -89,9 +89,9 @@ def _parse_text(
 ) -> ExtractedDocument:
     try:
         decoded = decoder(data)
-    except DocumentSkipped as skipped:
+    except DocumentSkippedError as skipped:
         if note:
-            raise DocumentSkipped(SkipReason.BROKEN, "named .pdf but not a PDF") from skipped
+            raise DocumentSkippedError(SkipReason.BROKEN, "named .pdf but not a PDF") from skipped
         raise
     return parse(decoded.text, ((note,) if note else ()) + decoded.notes)
 
@@ -99,8 +99,8 @@ def _parse_text(
 def _parse_unknown(data: bytes, ending: str) -> ExtractedDocument:
     try:
         decoded = decode(data)
-    except DocumentSkipped as skipped:
-        raise DocumentSkipped(
+    except DocumentSkippedError as skipped:
+        raise DocumentSkippedError(
             SkipReason.UNSUPPORTED, f"no parser for '{ending}' and {skipped.detail}"
         ) from skipped
     return parse_plain_text(decoded.text, decoded.notes)

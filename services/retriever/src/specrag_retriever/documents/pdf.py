@@ -17,7 +17,7 @@ from pypdf.errors import DependencyError, FileNotDecryptedError
 from specrag_retriever.documents.builder import TextBuilder
 from specrag_retriever.documents.model import (
     BlockKind,
-    DocumentSkipped,
+    DocumentSkippedError,
     ExtractedDocument,
     SkipReason,
 )
@@ -37,27 +37,27 @@ def parse_pdf(data: bytes, notes: tuple[str, ...] = ()) -> ExtractedDocument:
     """Return the text of a PDF.
 
     Raises:
-        DocumentSkipped: LOCKED, BROKEN or NO_TEXT.
+        DocumentSkippedError: LOCKED, BROKEN or NO_TEXT.
     """
     try:
         reader = PdfReader(io.BytesIO(data), strict=False)
         _unlock(reader)
         pages, num_broken = _read_pages(reader)
         title = _title(reader)
-    except DocumentSkipped:
+    except DocumentSkippedError:
         raise
     except (FileNotDecryptedError, DependencyError) as exc:
-        raise DocumentSkipped(SkipReason.LOCKED, "the PDF is encrypted") from exc
-    except Exception as exc:  # noqa: BLE001 - a damaged file breaks the reader in any way
+        raise DocumentSkippedError(SkipReason.LOCKED, "the PDF is encrypted") from exc
+    except Exception as exc:  # a damaged file breaks the reader in any way
         detail = " ".join(str(exc).split())[:200] or type(exc).__name__
-        raise DocumentSkipped(SkipReason.BROKEN, f"the PDF cannot be read: {detail}") from exc
+        raise DocumentSkippedError(SkipReason.BROKEN, f"the PDF cannot be read: {detail}") from exc
     return _build(pages, num_broken, title=title, notes=notes)
 
 
 def _unlock(reader: PdfReader) -> None:
     """Open a PDF that only restricts printing or copying; one with a password stays shut."""
     if reader.is_encrypted and not reader.decrypt(""):
-        raise DocumentSkipped(SkipReason.LOCKED, "the PDF asks for a password")
+        raise DocumentSkippedError(SkipReason.LOCKED, "the PDF asks for a password")
 
 
 def _title(reader: PdfReader) -> str:
@@ -93,7 +93,7 @@ def _build(
     if builder.is_empty:
         what = "every page is damaged" if num_broken else "pictures only? It would need OCR"
         reason = SkipReason.BROKEN if num_broken else SkipReason.NO_TEXT
-        raise DocumentSkipped(reason, f"no text on {len(pages)} pages: {what}")
+        raise DocumentSkippedError(reason, f"no text on {len(pages)} pages: {what}")
     if num_broken:
         notes = (*notes, f"{num_broken} of {len(pages)} pages are damaged and were left out")
     if num_blank > num_broken:
