@@ -21,17 +21,13 @@ from tokenizers import pre_tokenizers, trainers
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-FINGERPRINT = "fp"
-
 
 def byte_tokenizer() -> ChatTokenizer:
     return ChatTokenizer.from_transformers(build_byte_tokenizer())
 
 
 def builder(tokenizer: ChatTokenizer | None = None, *, max_model_len: int = 8192) -> PromptBuilder:
-    return PromptBuilder(
-        tokenizer or byte_tokenizer(), max_model_len=max_model_len, fingerprint=FINGERPRINT
-    )
+    return PromptBuilder(tokenizer or byte_tokenizer(), max_model_len=max_model_len)
 
 
 def passage(number: int, text: str, title: str = "T") -> PromptPassage:
@@ -45,7 +41,7 @@ def ask(*passages: PromptPassage, question: str = "Who?") -> Conversation:
 def answered(
     conversation: Conversation,
     answer: str,
-    answer_token_ids: tuple[int, ...] = (),
+    answer_token_ids: Mapping[str, tuple[int, ...]] | None = None,
     *,
     new_passages: tuple[PromptPassage, ...] = (),
     question: str = "And who approves it?",
@@ -55,7 +51,7 @@ def answered(
         passages=last.passages,
         question=last.question,
         answer=answer,
-        answer_token_ids={FINGERPRINT: answer_token_ids} if answer_token_ids else {},
+        answer_token_ids=answer_token_ids or {},
     )
     following = ConversationTurn(passages=new_passages, question=question)
     return Conversation(turns=(*conversation.turns[:-1], done, following))
@@ -176,7 +172,10 @@ def test_next_turn_extends_the_ids_of_the_turn_before_and_its_answer(kind: str) 
     for turn in range(4):
         first = prompts.build(conversation, max_tokens=64)
         conversation = answered(
-            conversation, answer, answer_ids, new_passages=(passage(10 + turn, f"n {turn}"),)
+            conversation,
+            answer,
+            {tokenizer.fingerprint: answer_ids, "other": (1, 2)},
+            new_passages=(passage(10 + turn, f"n {turn}"),),
         )
         second = prompts.build(conversation, max_tokens=64)
 
@@ -196,13 +195,19 @@ def test_stored_ids_are_used_only_when_they_spell_the_answer() -> None:
 
     def ids_after(stored: tuple[int, ...]) -> tuple[int, ...]:
         first = prompts.build(conversation, max_tokens=8).token_ids
-        second = prompts.build(answered(conversation, text, stored), max_tokens=8).token_ids
+        by_tokenizer = {tokenizer.fingerprint: stored}
+        second = prompts.build(answered(conversation, text, by_tokenizer), max_tokens=8).token_ids
         return second[len(first) :]
 
     assert ids_after(ids)[: len(ids)] == ids
     assert ids_after((*ids, end_of_turn(tokenizer)))[: len(ids)] == ids
     for unusable in ((*ids, *ids), (*ids, tokenizer.vocab_size), (-1,), (1, *ids), ()):
         assert ids_after(unusable)[: len(own)] == own
+
+
+def test_fingerprint_tells_tokenizers_apart() -> None:
+    assert byte_tokenizer().fingerprint == byte_tokenizer().fingerprint
+    assert byte_tokenizer().fingerprint != merging_tokenizer().fingerprint
 
 
 def test_passages_are_dropped_from_the_end_until_the_answer_has_room() -> None:

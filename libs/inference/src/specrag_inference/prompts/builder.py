@@ -81,16 +81,14 @@ class PromptBuilder:
         tokenizer: ChatTokenizer,
         *,
         max_model_len: int,
-        fingerprint: str,
         instructions: str = INSTRUCTIONS,
     ) -> None:
         """Learn the model's chat frame.
 
         Args:
-            tokenizer: the model's own, with its chat template.
+            tokenizer: the model's own, with its chat template; stored answer ids of its
+                fingerprint are used as they are.
             max_model_len: longest sequence, prompt and answer, in tokens.
-            fingerprint: of the tokenizer; stored answer ids of this fingerprint are used as they
-                are.
             instructions: system message; trusted text only.
 
         Raises:
@@ -98,7 +96,6 @@ class PromptBuilder:
         """
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
-        self._fingerprint = fingerprint
         frame = learn_frame(tokenizer.render, instructions)
         self._opening = tokenizer.encode_template(frame.opening)
         self._to_answer = tokenizer.encode_template(frame.to_answer)
@@ -173,7 +170,7 @@ class PromptBuilder:
 
     def _encode_answer(self, turn: ConversationTurn) -> tuple[int, ...]:
         """Return a past answer's ids: the stored ones when they are exactly its text."""
-        stored = list(turn.answer_token_ids.get(self._fingerprint, ()))
+        stored = list(turn.answer_token_ids.get(self._tokenizer.fingerprint, ()))
         special_ids = self._tokenizer.special_ids
         if stored and stored[-1] in special_ids:
             stored.pop()  # the frame ends the answer itself

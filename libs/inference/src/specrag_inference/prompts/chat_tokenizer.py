@@ -7,6 +7,7 @@ one that reads them as plain text, for everything else.
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -27,7 +28,15 @@ _TEMPLATE_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class ChatTokenizer:
-    """Encodes template text and content text, and renders the chat template. Immutable."""
+    """Encodes template text and content text, and renders the chat template. Immutable.
+
+    Attributes:
+        tokenizer_json: text of ``tokenizer.json``.
+        tokenizer: reads special tokens in text as such.
+        special_ids: ids of special tokens.
+        vocab_size: one more than the largest id.
+        fingerprint: hex digest; tokenizers with equal ones can exchange token ids.
+    """
 
     def __init__(
         self, tokenizer_json: str, *, chat_template: str, special_tokens: Mapping[str, str]
@@ -53,6 +62,7 @@ class ChatTokenizer:
         special = {id_: token.content for id_, token in added.items() if token.special}
         self.special_ids = frozenset(special)
         self._check_content_is_plain(special.values())
+        self.fingerprint = _compute_fingerprint(self.tokenizer, special)
         self.vocab_size = 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values())
 
     @classmethod
@@ -131,6 +141,17 @@ class ChatTokenizer:
             )
         except jinja2.TemplateError as exc:
             raise ChatTemplateError(f"the chat template fails: {exc}") from exc
+
+
+def _compute_fingerprint(tokenizer: Tokenizer, special: Mapping[int, str]) -> str:
+    """Return a hex digest of the id <-> token map and the special ids.
+
+    Tokenizers that agree in it can exchange token ids. The padded size of a model's vocabulary
+    plays no part.
+    """
+    by_id = sorted((id_, token) for token, id_ in tokenizer.get_vocab().items())
+    facts = json.dumps([by_id, sorted(special)], ensure_ascii=True)
+    return hashlib.sha256(facts.encode()).hexdigest()
 
 
 def _read_tokenizer(tokenizer_json: str) -> Tokenizer:
