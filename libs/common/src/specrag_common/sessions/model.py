@@ -70,6 +70,8 @@ class TurnPassage:
         start: first code point of ``text`` in the document.
         end: one past the last.
         score: fused retrieval score.
+        uri: where the document came from; may be empty.
+        metadata: of the document.
     """
 
     number: int
@@ -80,6 +82,8 @@ class TurnPassage:
     start: int = 0
     end: int = 0
     score: float = 0.0
+    uri: str = ""
+    metadata: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,14 +93,47 @@ class TurnCitation:
     Attributes:
         number: global number of the passage.
         chunk_id: id of the passage.
-        start: first code point of the citation mark in the answer.
+        start: first code point of the cited part of the answer.
         end: one past the last.
+        source_start: first code point of the supporting sentence in the document.
+        source_end: one past the last.
+        support: share of the part's words found in that sentence, 0 to 1.
+        method: how it was found; empty when unknown.
     """
 
     number: int
     chunk_id: str
     start: int
     end: int
+    source_start: int = 0
+    source_end: int = 0
+    support: float = 0.0
+    method: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnOutcome:
+    """How a turn was served: what a repeat of its events needs beside the text.
+
+    Attributes:
+        policy: answer policy that served it.
+        mode: verification mode.
+        random_key_hex: the key of every draw.
+        prompt_tokens: length of the prompt.
+        cached_tokens: of these, found in the prefix cache.
+        num_dropped_passages: found, but without room in the context.
+        num_dropped_turns: oldest turns of the session left out of the prompt.
+        draft_lengths: state of the length controller by drafter address.
+    """
+
+    policy: str
+    mode: str
+    random_key_hex: str
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    num_dropped_passages: int = 0
+    num_dropped_turns: int = 0
+    draft_lengths: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +153,7 @@ class Turn:
         is_partial: stopped or cut off before its end.
         started_at: when the question arrived, UTC.
         finished_at: when the answer ended, UTC.
+        outcome: how it was served; ``None`` when unknown.
     """
 
     request_id: str
@@ -130,6 +168,7 @@ class Turn:
     is_partial: bool = False
     started_at: datetime
     finished_at: datetime
+    outcome: TurnOutcome | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
