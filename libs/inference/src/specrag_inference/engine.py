@@ -71,6 +71,7 @@ class Engine:
 
     Attributes:
         model: the model served.
+        tokenizer: its tokenizer.
         config: the sizes it was built with.
         vocabulary: which output rows are tokens.
         pool: the block pool; read it for checks, mutate it never.
@@ -85,6 +86,7 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.model = model
+        self.tokenizer = tokenizer
         self.config = config or EngineConfig()
         self.vocabulary = TokenVocabulary.from_ids(tokenizer.get_vocab().values(), model.vocab_size)
         self.pool = BlockPool(self.config.num_blocks)
@@ -114,18 +116,20 @@ class Engine:
         self._live: dict[str, LiveSequence] = {}
         self._events: list[EngineEvent] = []
         self._num_steps = 0
+        self._may_admit = False
 
     @property
     def has_work(self) -> bool:
         """Whether :meth:`step` would do anything."""
         return bool(
             self._events
-            or self._admission.num_waiting
+            or self._may_admit
             or any(live.extension is not None for live in self._live.values())
         )
 
     def submit(self, command: EngineCommand) -> None:
         """Note a command; what comes of it is reported by later steps."""
+        self._may_admit = True
         match command:
             case OpenSequence():
                 self._open(command)
@@ -139,6 +143,8 @@ class Engine:
         for live in self._admission.admit(self._live):
             self._live[live.sequence.sequence_id] = live
             self._advance(live)
+        # Whoever still waits can only be let in after something has changed.
+        self._may_admit = False
         candidates = [
             self._describe(live) for live in self._live.values() if live.extension is not None
         ]
@@ -252,6 +258,7 @@ class Engine:
 
     def _run(self, grants: Sequence[Grant]) -> None:
         self._num_steps += 1
+        self._may_admit = self._admission.num_waiting > 0
         shares = [(self._live[grant.sequence_id], grant) for grant in grants]
         parts = [_cut_part(live, grant) for live, grant in shares]
         step = build_step(parts)

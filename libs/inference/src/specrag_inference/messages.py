@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from specrag_common.speculation.proposals import DraftBranch, VerificationMode
-from specrag_common.speculation.token_tree import TokenTree
+
+if TYPE_CHECKING:
+    from specrag_common.speculation.token_tree import TokenTree
 
 
 class FinishReason(StrEnum):
     """Why an answer ended."""
 
-    STOP_TOKEN = "stop_token"
+    STOP_TOKEN = "stop_token"  # noqa: S105 - no password
     STOP_STRING = "stop_string"
     LENGTH = "length"
     CONTEXT = "context"
@@ -208,3 +211,49 @@ class EngineStats:
     num_blocks: int
     num_free_blocks: int
     num_cached_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatsRequest:
+    """Asks an engine process for its ``EngineStats``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineReady:
+    """First message of an engine process: the model is loaded.
+
+    Attributes:
+        model_id: short name.
+        revision: fingerprint of config and weights.
+        tokenizer_fingerprint: equal for models whose token ids mean the same.
+        max_model_len: longest sequence in tokens.
+        vocab_size: ids the tokenizer knows: one more than the largest; padding is not counted.
+        eos_token_ids: ids that end an answer.
+        num_blocks: cache blocks.
+        block_size: tokens a block.
+        dtype: of weights and cache, ``bfloat16`` or ``float32``.
+    """
+
+    model_id: str
+    revision: str
+    tokenizer_fingerprint: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    num_blocks: int
+    block_size: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCrashed:
+    """Last message of an engine process that ends by an error; it exits non-zero."""
+
+    message: str
+
+
+EngineMessage = EngineCommand | StatsRequest | tuple[EngineCommand | StatsRequest, ...] | None
+"""What an engine process receives; ``None`` ends it."""
+
+EngineReply = EngineReady | tuple[EngineEvent, ...] | EngineStats | EngineCrashed
+"""What an engine process sends; events of one step come together."""

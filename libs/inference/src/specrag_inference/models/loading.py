@@ -87,7 +87,7 @@ def load_model(
             attn_implementation=ATTENTION_NAME,
             local_files_only=True,
         )
-    module.to(device=device)  # type: ignore[arg-type]  # wrongly wrapped in transformers
+    torch.nn.Module.to(module, device)
     return describe_model(module, model_id=model_id, revision=weights_fingerprint(folder))
 
 
