@@ -2,7 +2,8 @@
 
 The child is a fresh interpreter (never a fork: live gRPC does not survive one). Objects are
 pickled, sent and received by two threads of the parent, so a slow or stuck child never blocks the
-loop. What the child sends is routed by key to one bounded queue a key.
+loop. What the child sends is routed by key to one bounded queue a key; a tuple is a batch, whose
+members are routed one by one.
 """
 
 from __future__ import annotations
@@ -292,6 +293,10 @@ class WorkerProcess:
         if not self._ready.done():
             self._ready.set_result(event)
             return
+        for one in event if isinstance(event, tuple) else (event,):
+            self._route_one(one)
+
+    def _route_one(self, event: Any) -> None:
         key = self._key_of(event)
         if key is None and self._on_unkeyed is not None:
             self._on_unkeyed(event)

@@ -1,0 +1,42 @@
+"""Settings of a service that hosts an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from specrag_common.runtime.settings import ServiceSettings
+from specrag_inference.models.reference import BUNDLED_TARGET
+
+from specrag_serving.engine_process import EnginePlan
+
+
+class EngineSettings(ServiceSettings):
+    """Model and engine of one replica."""
+
+    model: str = BUNDLED_TARGET
+    """Model reference: ``package:<import name>/<path>``, a local folder or ``.gguf`` file, or a hub
+    name."""
+
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Weights and activations; ``auto`` is bfloat16 where the hardware computes in it."""
+
+    model_cache_dir: Path = Path("~/.cache/specrag/models")
+    """Folder that keeps converted GGUF models; ``~`` is the home folder."""
+
+    num_threads: int | None = Field(default=None, ge=1, le=1024)
+    """Torch threads of the engine process; absent: torch decides."""
+
+    kv_cache_mib: int = Field(default=1024, ge=1, le=1_048_576)
+    """Memory of the block cache in MiB."""
+
+    def make_plan(self) -> EnginePlan:
+        """Return what the engine process is started with."""
+        return EnginePlan(
+            model=self.model,
+            cache_dir=self.model_cache_dir.expanduser(),
+            dtype=self.dtype,
+            num_threads=self.num_threads,
+            kv_cache_mib=self.kv_cache_mib,
+        )
