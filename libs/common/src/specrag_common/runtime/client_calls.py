@@ -147,7 +147,9 @@ def _outgoing_metadata(given: Metadata | None, span: trace.Span) -> tuple[Any, .
     request_id = call_context.request_id()
     if request_id is not None:
         carrier[call_context.REQUEST_ID_KEY] = request_id
-    return (*(given or ()), *carrier.items())
+    own = tuple(given or ())
+    taken = {key for key, _ in own}
+    return (*own, *(item for item in carrier.items() if item[0] not in taken))
 
 
 def _end_span(span: trace.Span, call: grpc.aio.Call) -> None:
@@ -167,12 +169,35 @@ def _final_code(call: grpc.aio.Call) -> grpc.StatusCode:
     return grpc.StatusCode.UNKNOWN
 
 
+class _KeepsStatus:
+    """Stands before grpc's inner call, so that a failed write does not invent a status.
+
+    grpc.aio answers a write that meets the end of the stream with INTERNAL, and the status the
+    peer sent (full, not found, …) is lost. Without the invention it waits for the real one.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def set_internal_error(self, message: str) -> None:
+        """Leave the status to the peer."""
+
+
 class _Call:
     """What every call can do; errors leave as :class:`SpecragError`."""
 
     def __init__(self, call: Any, method: str) -> None:
         self._call = call
         self._method = method
+        call._cython_call = _KeepsStatus(call._cython_call)
+
+    def __del__(self) -> None:
+        # grpc's own tasks keep its call alive: one that nobody can read any more would go on.
+        if not self._call.done():
+            self._call.cancel()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._call, name)

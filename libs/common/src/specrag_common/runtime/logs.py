@@ -32,17 +32,11 @@ def set_up_logs(
     service_name: str, *, level: LogLevel = LogLevel.INFO, log_format: LogFormat = LogFormat.AUTO
 ) -> None:
     """Configure structlog and the standard library's root logger for this process."""
-    shared = _shared_processors(service_name)
-    structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=False,
-    )
+    route_through_standard_logging(service_name)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
+            foreign_pre_chain=_shared_processors(service_name),
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 *_renderers(log_format),
@@ -52,6 +46,19 @@ def set_up_logs(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+
+
+def route_through_standard_logging(service_name: str) -> None:
+    """Hand structured lines to the standard library's loggers; its handlers stay as they are."""
+    structlog.configure(
+        processors=[
+            *_shared_processors(service_name),
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
 
 
 def _shared_processors(service_name: str) -> list[Processor]:
@@ -88,9 +95,12 @@ def _renderers(log_format: LogFormat) -> list[Processor]:
     is_console = log_format is LogFormat.CONSOLE or (
         log_format is LogFormat.AUTO and sys.stderr.isatty()
     )
+    # Tracebacks never show local variables: they hold prompts, passages and keys.
     if is_console:
-        return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
-    return [
-        structlog.processors.dict_tracebacks,
-        structlog.processors.JSONRenderer(),
-    ]
+        return [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
+    plain = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+    return [structlog.processors.ExceptionRenderer(plain), structlog.processors.JSONRenderer()]

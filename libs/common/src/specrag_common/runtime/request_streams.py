@@ -13,34 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import grpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     Context = grpc.aio.ServicerContext[Any, Any]
 
 _SETTLE_S: Final = 0.005
 
 
-class RequestStream:
-    """An async iterator over the requests of one rpc."""
-
-    def __init__(self, requests: AsyncIterator[Any], context: Context) -> None:
-        """Wrap grpc's own iterator."""
-        self._requests = requests
-        self._context = context
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Any:
-        try:
-            return await anext(self._requests)
-        except StopAsyncIteration:
-            await _settle(self._context)
-            raise
-
-
 class RequestStreamContext:
-    """A servicer context whose ``read`` behaves as :class:`RequestStream`."""
+    """A servicer context whose ``read`` tells the two ends apart."""
 
     def __init__(self, context: Context) -> None:
         """Wrap grpc's own context; everything but ``read`` is handed on."""
@@ -54,6 +33,27 @@ class RequestStreamContext:
         message = await self._context.read()
         if message is grpc.aio.EOF:
             await _settle(self._context)
+        return message
+
+
+class RequestStream:
+    """An async iterator over the requests of one rpc.
+
+    It reads by itself: grpc's own iterator is an async generator, which a handler that ends early
+    leaves half-run for the garbage collector.
+    """
+
+    def __init__(self, context: RequestStreamContext) -> None:
+        """Read from ``context``."""
+        self._context = context
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        message = await self._context.read()
+        if message is grpc.aio.EOF:
+            raise StopAsyncIteration
         return message
 
 

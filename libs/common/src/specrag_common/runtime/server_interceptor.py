@@ -98,8 +98,8 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):
 
         async def serve(request: Any, context: Any) -> Any:
             if handler.request_streaming:
-                request = RequestStream(aiter(request), context)
                 context = RequestStreamContext(context)
+                request = RequestStream(context)
             return await self._serve(
                 method, context, functools.partial(run, behaviour, request, context)
             )
