@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from specrag_client import AnswerText, Commit, ReplayError, RetrievalDone, Retract, Speculative
+from specrag_client import AnswerText, Commit, ReplayError, Retract, RetrievalDone, Speculative
 
 
 def test_append_shows_speculative_text_after_committed_text() -> None:
@@ -98,7 +98,7 @@ def test_any_legal_stream_rebuilds_the_final_text(final: str, data: st.DataObjec
         seq += 1
         text.apply(Speculative(seq=seq, offset=len(text), text=guess))
         committed = len(text.committed)
-        end = data.draw(st.integers(committed, len(final)))
+        end = data.draw(st.integers(committed + 1, len(final)))
         piece = final[committed:end]
         agreed = _common_prefix(text.speculative, piece)
         if agreed < min(len(text.speculative), len(piece)):

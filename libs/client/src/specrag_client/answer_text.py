@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from specrag_common.runtime.errors import DataLoss
+
 from specrag_client.events import Commit, Retract, Speculative
 
 if TYPE_CHECKING:
     from specrag_client.events import AnswerEvent
 
 
-class ReplayError(ValueError):
+class ReplayError(DataLoss):
     """The events contradict each other: they are not one answer's events in order."""
 
 

@@ -12,6 +12,7 @@ from specrag_common.runtime.client_calls import cancelling
 from specrag_common.runtime.errors import DataLoss
 
 from specrag_client.addresses import parse_address
+from specrag_client.answer_text import AnswerText
 from specrag_client.convert import WIRE_MODES, WIRE_POLICIES, to_event
 from specrag_client.events import (
     AnswerResult,
@@ -24,7 +25,7 @@ from specrag_client.events import (
 from specrag_client.sessions import Session, SessionPage, SessionTurns, to_session, to_turn
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator
     from types import TracebackType
 
     from specrag_client.events import AnswerEvent
@@ -136,7 +137,10 @@ class SpecragClient:
             question, collection=collection, options=options, include_speculative=False
         )
         async with aclosing(stream):
-            return await collect(stream)
+            collector = AnswerCollector()
+            async for event in stream:
+                collector.add(event)
+        return collector.result()
 
     async def cancel_answer(self, answer_id: str, *, tenant: str = "") -> bool:
         """Stop a running answer; tell whether it ran."""
@@ -186,26 +190,46 @@ class SpecragClient:
         return response.num_deleted_turns
 
 
-async def collect(stream: AsyncIterator[AnswerEvent]) -> AnswerResult:
-    """Read an answer's events to their end.
+class AnswerCollector:
+    """Puts an answer's events together, and holds them against each other."""
 
-    Raises:
-        DataLoss: the stream ended without ``RetrievalDone`` and ``Finished``.
-    """
-    retrieval: RetrievalDone | None = None
-    finished: Finished | None = None
-    citations: list[Citation] = []
-    async for event in stream:
+    def __init__(self) -> None:
+        self._text = AnswerText()
+        self._retrieval: RetrievalDone | None = None
+        self._citations: list[Citation] = []
+        self._finished: Finished | None = None
+
+    def add(self, event: AnswerEvent) -> None:
+        """Take the next event.
+
+        Raises:
+            ReplayError: the event does not fit what came before.
+        """
         match event:
             case RetrievalDone():
-                retrieval = event
+                self._retrieval = event
             case Citation():
-                citations.append(event)
+                self._citations.append(event)
             case Finished():
-                finished = event
-    if retrieval is None or finished is None:
-        raise DataLoss("the stream of events ended before the answer was finished")
-    return AnswerResult(finished=finished, retrieval=retrieval, citations=tuple(citations))
+                self._finished = event
+            case _:
+                self._text.apply(event)
+
+    def result(self) -> AnswerResult:
+        """Return the whole answer.
+
+        Raises:
+            DataLoss: the stream ended early, or its text is not the final text.
+        """
+        if self._retrieval is None or self._finished is None:
+            raise DataLoss("the stream of events ended before the answer was finished")
+        if self._text.committed != self._finished.answer:
+            raise DataLoss("the streamed text differs from the answer the service reports")
+        return AnswerResult(
+            finished=self._finished,
+            retrieval=self._retrieval,
+            citations=tuple(self._citations),
+        )
 
 
 def answer_request(

@@ -1,0 +1,9 @@
+"""The ``specrag`` command line.
+
+Exit codes: 0 all went well; 2 the input is at fault; 3 a service is; 130 Ctrl-C. Errors are one
+line on stderr.
+"""
+
+from specrag_client.cli.run import main
+
+__all__ = ["main"]

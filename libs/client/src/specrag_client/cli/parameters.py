@@ -1,0 +1,116 @@
+"""Types of command line values, and the options that several commands share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from specrag_client.addresses import AddressError, parse_address
+
+DEFAULT_DIRECTORY: Final = Path(".specrag")
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class AddressType(click.ParamType[str]):
+    """``HOST:PORT``."""
+
+    name = "host:port"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the address as gRPC takes it."""
+        try:
+            return parse_address(str(value))
+        except AddressError as exc:
+            self.fail(str(exc), param, ctx)
+
+
+class TextType(click.ParamType[str]):
+    """Text that can travel: valid Unicode, and not blank where that makes no sense."""
+
+    name = "text"
+
+    def __init__(self, *, blank: bool = False) -> None:
+        """Allow blank text or not."""
+        self._blank = blank
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text unchanged."""
+        text = str(value)
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            self.fail("it is not valid UTF-8", param, ctx)
+        if not self._blank and not text.strip():
+            self.fail("it is blank", param, ctx)
+        return text
+
+
+class FiniteRange(click.FloatRange):
+    """A float range that NaN is outside of."""
+
+    name = "number"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return number
+
+
+def directory_option(function: _Function) -> _Function:
+    """Add ``--dir``."""
+    return click.option(
+        "--dir",
+        "directory",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=DEFAULT_DIRECTORY,
+        show_default=True,
+        help="Folder of the local stack.",
+    )(function)
+
+
+def target_options(function: _Function) -> _Function:
+    """Add ``--dir`` and ``--endpoint``."""
+    with_endpoint = click.option(
+        "--endpoint", type=AddressType(), help="Orchestrator to talk to, instead of a local stack."
+    )(function)
+    return directory_option(with_endpoint)
+
+
+def retriever_option(function: _Function) -> _Function:
+    """Add ``--retriever``."""
+    return click.option(
+        "--retriever",
+        type=AddressType(),
+        help="Retriever to talk to, where --endpoint does not serve documents too.",
+    )(function)
+
+
+def collection_option(function: _Function) -> _Function:
+    """Add ``--collection``."""
+    return click.option(
+        "--collection", type=TextType(), required=True, help="Name of the collection."
+    )(function)
+
+
+def tenant_option(function: _Function) -> _Function:
+    """Add ``--tenant``."""
+    return click.option(
+        "--tenant",
+        type=TextType(),
+        default=None,
+        help="Whose documents and sessions; by default the tenant 'default'.",
+    )(function)
+
+
+def json_option(function: _Function) -> _Function:
+    """Add ``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(function)
