@@ -117,6 +117,7 @@ class Engine:
         self._events: list[EngineEvent] = []
         self._num_steps = 0
         self._may_admit = False
+        self._is_starved = False
 
     @property
     def has_work(self) -> bool:
@@ -140,15 +141,12 @@ class Engine:
 
     def step(self) -> list[EngineEvent]:
         """Run at most one forward pass and return what has happened since the last call."""
-        for live in self._admission.admit(self._live):
-            self._live[live.sequence.sequence_id] = live
-            self._advance(live)
-        # Whoever still waits can only be let in after something has changed.
-        self._may_admit = False
+        self._admit()
         candidates = [
             self._describe(live) for live in self._live.values() if live.extension is not None
         ]
         grants = plan_step(candidates, num_free_blocks=self.pool.num_free, limits=self._limits)
+        self._is_starved = bool(candidates) and not grants
         if grants:
             self._run(grants)
         elif candidates:
@@ -176,6 +174,15 @@ class Engine:
             self._free(sequence_id)
         self._admission.clear()
         self._events.clear()
+
+    def _admit(self) -> None:
+        """Let waiting sequences in, unless running ones lack blocks already."""
+        if not self._is_starved:
+            for live in self._admission.admit(self._live):
+                self._live[live.sequence.sequence_id] = live
+                self._advance(live)
+        # Whoever still waits can only be let in after something has changed.
+        self._may_admit = False
 
     def _open(self, command: OpenSequence) -> None:
         sequence_id = command.sequence_id
