@@ -113,16 +113,8 @@ async def run(arguments: argparse.Namespace) -> list[Pair]:
     """Measure all questions against the stack at ``--endpoint``."""
     questions = [
         question
-        for name, limit, max_passages, max_chars in (
-            ("hotpotqa", arguments.hotpotqa, 10, 2000),
-            ("techqa", arguments.techqa, 5, 1600),
-        )
-        for question in load_questions(
-            arguments.data / f"{name}.jsonl",
-            limit=limit,
-            max_passages=max_passages,
-            max_passage_chars=max_chars,
-        )
+        for name, limit in (("hotpotqa", arguments.hotpotqa), ("techqa", arguments.techqa))
+        for question in load_questions(arguments.data, name, limit=limit)
     ]
     tasks: list[tuple[ClosedQuestion, int | None]] = [(question, None) for question in questions]
     step = max(1, len(questions) // max(1, arguments.seeded))

@@ -21,31 +21,47 @@ class ClosedQuestion:
     passages: tuple[common_pb2.Passage, ...]
 
 
-def load_questions(
-    path: Path, *, limit: int, max_passages: int, max_passage_chars: int
-) -> list[ClosedQuestion]:
-    """Read the first ``limit`` questions; documents are cut to ``max_passage_chars``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutTo:
+    """How a set's documents are made to fit a small context.
 
-    Args:
-        path: a file of lines ``{"id", "question", "documents": [{"id", "title", "text"}]}``.
-        limit: most questions.
+    Attributes:
         max_passages: most documents a question.
         max_passage_chars: code points kept of each document.
     """
-    lines = path.read_text(encoding="utf-8").splitlines()[:limit]
-    return [_to_question(json.loads(line), max_passages, max_passage_chars) for line in lines]
+
+    max_passages: int
+    max_passage_chars: int
 
 
-def _to_question(
-    record: dict[str, object], max_passages: int, max_passage_chars: int
-) -> ClosedQuestion:
+SETS = {
+    "hotpotqa": CutTo(max_passages=10, max_passage_chars=2000),
+    "techqa": CutTo(max_passages=5, max_passage_chars=1600),
+}
+
+
+def load_questions(folder: Path, name: str, *, limit: int) -> list[ClosedQuestion]:
+    """Read the first ``limit`` questions of one of ``SETS``, documents cut to fit.
+
+    Args:
+        folder: holds ``NAME.jsonl`` with lines
+            ``{"id", "question", "documents": [{"id", "title", "text"}]}``.
+        name: a key of ``SETS``.
+        limit: most questions.
+    """
+    lines = (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()[:limit]
+    return [_to_question(json.loads(line), SETS[name]) for line in lines]
+
+
+def _to_question(record: dict[str, object], cut: CutTo) -> ClosedQuestion:
     documents = record["documents"]
     assert isinstance(documents, list)
     return ClosedQuestion(
         question_id=str(record["id"]),
         question=str(record["question"]),
         passages=tuple(
-            _to_passage(document, max_passage_chars) for document in documents[:max_passages]
+            _to_passage(document, cut.max_passage_chars)
+            for document in documents[: cut.max_passages]
         ),
     )
 

@@ -1,0 +1,74 @@
+"""Logits of the same tokens by different batch shapes of the real core."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from specrag_inference.attention.step import Segment, StepInputs
+from specrag_inference.cache.block_pool import BlockPool, compute_root_hash
+from specrag_inference.cache.block_table import BlockTable
+from specrag_inference.runner import ModelRunner, TokenVocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+    from specrag_inference.models.loading import LoadedModel
+    from transformers import PreTrainedTokenizerBase
+
+PREFILL_CHUNK = 512
+BLOCK_SIZE = 16
+
+
+class ForwardPaths:
+    """Computes the logits behind every token of an answer, ``group`` tokens a pass."""
+
+    def __init__(self, model: LoadedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        num_blocks = model.max_model_len // BLOCK_SIZE
+        vocabulary = TokenVocabulary.from_ids(tokenizer.get_vocab().values(), model.vocab_size)
+        self._pool = BlockPool(num_blocks)
+        self._runner = ModelRunner(
+            model, vocabulary, num_blocks=num_blocks, block_size=BLOCK_SIZE, backend="sdpa"
+        )
+
+    def compute_logits(
+        self, prompt_ids: Sequence[int], answer_ids: Sequence[int], *, group: int
+    ) -> NDArray[np.float32]:
+        """Return [len(answer_ids) + 1, vocab_size]; row t is what answer token t is chosen from."""
+        root = compute_root_hash(cache_scope=b"", model_fingerprint="")
+        table = BlockTable(self._pool, self._runner, block_size=BLOCK_SIZE, root_hash=root)
+        try:
+            rows = []
+            first = prompt_ids[:-1]
+            for start in range(0, len(first), PREFILL_CHUNK):
+                self._extend(table, first[start : start + PREFILL_CHUNK], num_rows=0)
+            pending = [prompt_ids[-1], *answer_ids]
+            for start in range(0, len(pending), group):
+                chunk = pending[start : start + group]
+                rows += self._extend(table, chunk, num_rows=len(chunk))
+            return np.stack(rows)
+        finally:
+            table.free()
+
+    def _extend(
+        self, table: BlockTable, token_ids: Sequence[int], *, num_rows: int
+    ) -> list[NDArray[np.float32]]:
+        start, num_new = table.num_tokens, len(token_ids)
+        table.reserve(start + num_new)
+        segment = Segment(
+            num_cached=start,
+            num_chain=num_new,
+            tree=None,
+            slot_runs=tuple(table.slot_runs(start + num_new)),
+        )
+        step = StepInputs(
+            token_ids=np.asarray(token_ids, dtype=np.int64),
+            position_ids=segment.compute_query_positions().astype(np.int64),
+            slot_ids=table.slots(start, start + num_new),
+            logit_rows=np.arange(num_new - max(1, num_rows), num_new, dtype=np.int64),
+            segments=(segment,),
+        )
+        logits = self._runner.execute(step)
+        table.extend(num_new)
+        return [logits.row(i) for i in range(num_rows)]
