@@ -93,8 +93,7 @@ def cap_law(law: NDArray[np.floating[Any]], *, max_support: int = MAX_LAW_SUPPOR
         law: [vocab_size], sums to 1.
         max_support: most tokens kept; the lowest ids on ties.
     """
-    token_ids = select_top(law, max_support)
-    token_ids = token_ids[law[token_ids] > 0]
+    token_ids = _select_support(law, max_support)
     probs = law[token_ids]
     total = float(probs.sum(dtype=np.float64))
     return DraftLaw(token_ids=token_ids.astype(np.int32), probs=probs / probs.dtype.type(total))
@@ -108,15 +107,24 @@ def _choose_coupled_rank(
     rank: int,
 ) -> int:
     """Return the token of ``rank`` by log law + G; behind the law's support, by logit."""
-    support = select_top(law, _MAX_COUPLED_SUPPORT)
-    support = support[law[support] > 0]
+    support = _select_support(law, _MAX_COUPLED_SUPPORT)
     if rank >= len(support):
         rest = np.setdiff1d(np.arange(len(logits)), support)
         return int(rest[_choose_rank(logits[rest], rank - len(support))])
     if len(support) == 1:
         return int(support[0])
+    if rank == 0:
+        return int(support[random.gumbel_argmax(position, support, law[support])])
     scores = np.log(law[support].astype(np.float64)) + random.gumbel_at(position, support)
     return int(support[_choose_rank(scores, rank)])
+
+
+def _select_support(law: NDArray[np.floating[Any]], max_support: int) -> NDArray[np.intp]:
+    """Return the most likely tokens with a positive probability, ascending."""
+    support = np.flatnonzero(law)
+    if len(support) <= max_support:
+        return support
+    return support[select_top(law[support], max_support)]
 
 
 def _choose_rank(values: NDArray[np.floating[Any]], rank: int) -> int:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 RANDOM_KEY_BYTES = 16
 """Length of a random key: the 128 bits of Philox's key."""
 
-_TO_UNIT = 2.0**-53
 _MAX_FIELD = 2**32
 
 
@@ -87,7 +86,7 @@ class RandomStream:
             trial: ordinal of the trial at the node.
         """
         raw = self._raw(purpose, position, 1, drafter_index, branch_idx, trial)
-        return float((int(raw[0]) >> 11) * _TO_UNIT)
+        return float((int(raw[0]) >> 11) * 2.0**-53)
 
     def gumbel(self, position: int, vocab_size: int) -> NDArray[np.float64]:
         """Return the standard Gumbel variables G(position, x) of the COUPLED mode.
@@ -114,6 +113,30 @@ class RandomStream:
             return np.empty(0, dtype=np.float64)
         raw = self._raw(Purpose.COUPLED, position, int(token_ids.max()) + 1)
         return _gumbel_from_raw(raw[token_ids])
+
+    def gumbel_argmax(
+        self, position: int, token_ids: NDArray[np.integer], probs: NDArray[np.floating]
+    ) -> int:
+        """Return the index that maximises log probs + ``gumbel_at(position, token_ids)``.
+
+        Takes logarithms only of the few candidates left by a bound: with u the uniform behind G,
+        G = -log(-log u) and -log u >= 1 - u, so no score exceeds log(probs / (1 - u)).
+
+        Args:
+            position: absolute answer position.
+            token_ids: [num_tokens] integers >= 0; at least one.
+            probs: [num_tokens], positive.
+
+        Returns:
+            Index into ``token_ids``; the lowest on ties.
+        """
+        raw = self._raw(Purpose.COUPLED, position, int(token_ids.max()) + 1)[token_ids]
+        bounds = probs / (1.0 - _unit_from_raw(raw))
+        likely = int(np.argmax(bounds))
+        score = float(probs[likely]) * np.exp(_gumbel_from_raw(raw[likely : likely + 1])[0])
+        candidates = np.flatnonzero(bounds >= score * (1.0 - 1e-9))
+        scores = np.log(probs[candidates].astype(np.float64)) + _gumbel_from_raw(raw[candidates])
+        return int(candidates[np.argmax(scores)])
 
     def _raw(
         self,
@@ -144,7 +167,12 @@ class RandomStream:
 
 
 def _gumbel_from_raw(raw: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Map raw words to Gumbel variables through uniforms strictly inside (0, 1)."""
-    unit = ((raw >> np.uint64(11)).astype(np.float64) + 0.5) * _TO_UNIT
-    gumbel: NDArray[np.float64] = -np.log(-np.log(unit))
+    """Map raw words to standard Gumbel variables."""
+    gumbel: NDArray[np.float64] = -np.log(-np.log(_unit_from_raw(raw)))
     return gumbel
+
+
+def _unit_from_raw(raw: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Map raw words to uniforms strictly inside (0, 1): odd multiples of 2**-53, all exact."""
+    unit: NDArray[np.float64] = ((raw >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+    return unit

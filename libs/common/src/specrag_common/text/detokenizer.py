@@ -102,27 +102,35 @@ class _ByteLevelDecoder:
 
 
 class _WindowDecoder:
-    """Any decoder: text of (last complete tokens + undecided tokens) beyond that of the former."""
+    """Any decoder: text of (last complete tokens + undecided tokens) beyond that of the former.
 
-    __slots__ = ("_held", "_shown", "_shown_text", "_tokenizer")
+    A text that ends in U+FFFD may be unfinished, unless the last token *reduced* the number of
+    U+FFFD at the end: then it completed a genuine one out of fallback bytes.
+    """
+
+    __slots__ = ("_held", "_num_marks", "_shown", "_shown_text", "_tokenizer")
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._shown: list[int] = []
         self._shown_text = ""
         self._held: list[int] = []
+        self._num_marks = 0
 
     def push(self, token_id: int) -> str:
         self._held.append(token_id)
         text = self._decode(self._shown + self._held)
-        if text.endswith(_REPLACEMENT) and len(self._held) < _MAX_HELD_TOKENS:
+        num_marks = len(text) - len(text.rstrip(_REPLACEMENT))
+        unfinished = num_marks >= max(1, self._num_marks)
+        if unfinished and len(self._held) < _MAX_HELD_TOKENS:
+            self._num_marks = num_marks
             return ""
         return self._show(text)
 
     def finish(self) -> str:
         text = self._decode(self._shown + self._held) if self._held else self._shown_text
         piece = text[len(self._shown_text) :]
-        self._shown, self._shown_text, self._held = [], "", []
+        self._shown, self._shown_text, self._held, self._num_marks = [], "", [], 0
         return piece
 
     def fork(self) -> _WindowDecoder:
@@ -130,6 +138,7 @@ class _WindowDecoder:
         copy._shown = list(self._shown)
         copy._shown_text = self._shown_text
         copy._held = list(self._held)
+        copy._num_marks = self._num_marks
         return copy
 
     def _show(self, text: str) -> str:
@@ -141,6 +150,7 @@ class _WindowDecoder:
         else:
             self._shown = self._shown + self._held
         self._held = []
+        self._num_marks = 0
         return piece
 
     def _decode(self, token_ids: list[int]) -> str:

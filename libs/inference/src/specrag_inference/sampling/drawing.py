@@ -25,9 +25,10 @@ def draw(law: NDArray[np.floating], uniform: float) -> int:
     Raises:
         NumericsError: the law has no positive mass, or a NaN.
     """
-    cumulative = np.cumsum(law, dtype=np.float64)
-    total = float(cumulative[-1])
+    support = np.flatnonzero(law)
+    cumulative = np.cumsum(law[support], dtype=np.float64)
+    total = float(cumulative[-1]) if len(support) else 0.0
     if not 0.0 < total < np.inf:
         raise NumericsError(f"a law of {len(law)} entries sums to {total}: nothing can be drawn")
     idx = int(np.searchsorted(cumulative, uniform * total, side="right"))
-    return idx if idx < len(law) else int(np.flatnonzero(law)[-1])
+    return int(support[min(idx, len(support) - 1)])

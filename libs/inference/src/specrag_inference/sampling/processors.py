@@ -8,7 +8,7 @@ Each processor maps logits to logits, ``-inf`` where a token is ruled out. A his
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -85,11 +85,11 @@ class TopP:
         """Return logits with all others ruled out; at least one token is kept."""
         probs = softmax(logits)
         # What lies below this bound has less than 1 - top_p of the mass together.
-        candidates = np.flatnonzero(probs * len(probs) >= 1.0 - self.top_p)
-        order = candidates[np.argsort(-probs[candidates], kind="stable")]
-        cumulative = np.cumsum(probs[order], dtype=np.float64)
-        num_kept = int(np.searchsorted(cumulative, self.top_p)) + 1
-        return _keep_only(logits, order[:num_kept])
+        bound = probs.dtype.type(0.5 * (1.0 - self.top_p) / len(probs))
+        descending = np.sort(probs[probs >= bound])[::-1]
+        cumulative = np.cumsum(descending, dtype=np.float64)
+        num_kept = min(int(np.searchsorted(cumulative, self.top_p)) + 1, len(descending))
+        return _keep_only(logits, _select_from(probs, descending[num_kept - 1], num_kept))
 
 
 def build_processors(params: SamplingParams) -> tuple[LogitsProcessor, ...]:
@@ -142,9 +142,19 @@ def select_top(values: NDArray[Floats], count: int) -> NDArray[np.intp]:
     if count >= len(values):
         return np.arange(len(values))
     threshold = np.partition(values, len(values) - count)[len(values) - count]
-    above = np.flatnonzero(values > threshold)
-    ties = np.flatnonzero(values == threshold)[: count - len(above)]
-    return np.sort(np.concatenate([above, ties]))
+    return _select_from(values, threshold, count)
+
+
+def _select_from(
+    values: NDArray[Floats], threshold: np.floating[Any], count: int
+) -> NDArray[np.intp]:
+    """Return the indices above ``threshold``, and of the lowest ties with it up to ``count``."""
+    selected = np.flatnonzero(values >= threshold)
+    num_surplus = len(selected) - count
+    if num_surplus > 0:
+        ties = np.flatnonzero(values[selected] == threshold)
+        selected = np.delete(selected, ties[-num_surplus:])
+    return selected
 
 
 def _keep_only(logits: NDArray[Floats], token_ids: NDArray[np.intp]) -> NDArray[Floats]:

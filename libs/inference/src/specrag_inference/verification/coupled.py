@@ -62,5 +62,4 @@ def choose_coupled(law: NDArray[np.floating[Any]], random: RandomStream, *, posi
         raise NumericsError(f"a law of {len(law)} entries has no mass: nothing can be chosen")
     if len(support) == 1:
         return int(support[0])
-    scores = np.log(law[support].astype(np.float64)) + random.gumbel_at(position, support)
-    return int(support[np.argmax(scores)])
+    return int(support[random.gumbel_argmax(position, support, law[support])])
