@@ -162,8 +162,10 @@ class _Packer:
 
     def _add_in_pieces(self, block: Block) -> None:
         """Cut a block over the budget; its first piece shares a passage with its headings."""
-        remaining = self._max_tokens - self._num_open_tokens()
-        if self._open is not None and remaining < self._max_tokens // 4:
+        remaining = self._max_tokens
+        if self._open is not None:
+            remaining -= self._spans.count(self._open.start, block.start)
+        if remaining < self._max_tokens // 4:
             self.close()
             remaining = self._max_tokens
         start = self._open.start if self._open is not None else block.start
