@@ -9,37 +9,20 @@ from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import signal
 import sys
 import threading
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
+
+from specrag_common.runtime.worker_messages import ChildFailed, ChildStart
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-EXIT_PARENT_GONE = 3
-
-
-@dataclass(frozen=True, slots=True)
-class ChildStart:
-    """What the child is to run.
-
-    Attributes:
-        target: ``module:function``, imported in the child.
-        args: positional arguments after the connection.
-    """
-
-    target: str
-    args: tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ChildFailed:
-    """Last message of a child whose target raised."""
-
-    message: str
+EXIT_PARENT_GONE: Final = 3
+"""Exit code of a child whose parent vanished."""
 
 
 def main(argv: list[str]) -> int:
@@ -49,9 +32,7 @@ def main(argv: list[str]) -> int:
     threading.Thread(target=_leave_with_parent, args=(lifeline_fd,), daemon=True).start()
     with Connection(connection_fd) as connection:
         try:
-            sys.path[:] = connection.recv()
-            start: ChildStart = connection.recv()
-            _load(start.target)(connection, *start.args)
+            _run(connection)
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return 0
         except Exception as exc:
@@ -60,15 +41,18 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _run(connection: Connection) -> None:
+    start = connection.recv()
+    assert isinstance(start, ChildStart), f"first message is {start!r}"
+    sys.path[:] = start.import_path
+    module, _, name = start.target.partition(":")
+    function: Callable[..., None] = getattr(importlib.import_module(module), name)
+    function(connection, *pickle.loads(start.pickled_args))  # noqa: S301 - from our own parent
+
+
 def _leave_with_parent(lifeline_fd: int) -> None:
     os.read(lifeline_fd, 1)
     os._exit(EXIT_PARENT_GONE)
-
-
-def _load(target: str) -> Callable[..., None]:
-    module, _, name = target.partition(":")
-    function: Callable[..., None] = getattr(importlib.import_module(module), name)
-    return function
 
 
 if __name__ == "__main__":
