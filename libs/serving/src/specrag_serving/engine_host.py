@@ -29,7 +29,7 @@ from specrag_inference.messages import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from specrag_common.runtime.worker import WorkerChannel
+    from specrag_common.runtime.worker_channel import WorkerChannel
     from specrag_common.speculation.token_tree import TokenTree
 
     from specrag_serving.engine_process import EnginePlan

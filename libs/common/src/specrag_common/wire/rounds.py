@@ -54,6 +54,14 @@ class PrefixHash:
         self._digest.update(encode_int32(token_ids))
         self._length += len(token_ids)
 
+    def extended(self, token_ids: Sequence[int]) -> PrefixHash:
+        """Return the hash with ``token_ids`` appended; this one stays as it is."""
+        other = PrefixHash()
+        other._digest = self._digest.copy()
+        other._length = self._length
+        other.update(token_ids)
+        return other
+
     @property
     def length(self) -> int:
         """Number of tokens hashed."""
