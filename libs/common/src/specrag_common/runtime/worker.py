@@ -55,7 +55,8 @@ class WorkerProcess:
             args: picklable arguments.
             key_of: finds the key of an event.
             on_death: called once, on the loop, with a reason, when the child ends unasked.
-            on_unkeyed: called on the loop with events whose key is ``None``.
+            on_unkeyed: called on the loop with events whose key is ``None``. A tuple is a batch:
+                its members are routed one by one.
             max_outgoing: messages held for a child that lags behind.
             max_pending: unread events held for one channel.
         """
@@ -223,6 +224,10 @@ class WorkerProcess:
         if not self._ready.done():
             self._ready.set_result(event)
             return
+        for one in event if isinstance(event, tuple) else (event,):
+            self._route_one(one)
+
+    def _route_one(self, event: Any) -> None:
         key = self._key_of(event)
         if key is None and self._on_unkeyed is not None:
             self._on_unkeyed(event)
