@@ -1,0 +1,1 @@
+"""One answer's life: from the question to its last event."""

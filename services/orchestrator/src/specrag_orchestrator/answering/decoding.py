@@ -1,0 +1,237 @@
+"""Having an answer decoded, by one policy or the other, from a composed reading."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from specrag.v1 import common_pb2
+from specrag_common.runtime.span_names import SpanKey, SpanName
+from specrag_common.runtime.telemetry import span
+from specrag_common.speculation.length import LengthState
+from specrag_common.speculation.proposals import VerificationMode
+from specrag_common.speculation.randomness import RANDOM_KEY_BYTES
+
+from specrag_orchestrator.answering.draft_lines import DraftLine
+from specrag_orchestrator.answering.events import Degradation
+from specrag_orchestrator.answering.inbox import new_inbox
+from specrag_orchestrator.answering.joint import JointAnswer
+from specrag_orchestrator.answering.plan import no_drafters_error, plan_drafters
+from specrag_orchestrator.answering.rounds import RoundLimits, RoundMachine
+from specrag_orchestrator.answering.stats import DrafterTally, find_late_drafters
+from specrag_orchestrator.answering.target_only import answer_alone
+from specrag_orchestrator.conversation import select_subset, subset_numbers
+from specrag_orchestrator.drafting import DraftingRequest, DraftSession
+from specrag_orchestrator.question import AnswerPolicy
+from specrag_orchestrator.target import GenerationStream, TargetRequest, VerificationStream
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from specrag_orchestrator.answering.inbox import Inbox
+    from specrag_orchestrator.answering.plan import DraftPlan
+    from specrag_orchestrator.answering.progress import AnswerProgress
+    from specrag_orchestrator.answering.resources import Resources
+    from specrag_orchestrator.answering.stats import AnswerTally
+    from specrag_orchestrator.conversation import Reading
+    from specrag_orchestrator.drafters import Drafter
+    from specrag_orchestrator.question import Question
+    from specrag_orchestrator.target_model import TargetModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodingTask:
+    """Everything that decoding one answer needs.
+
+    Attributes:
+        question: as asked.
+        reading: what is read.
+        model: the target.
+        answer_id: the answer.
+        random_key: the key of the target's draws.
+        lengths: state of the length controller by drafter address, from earlier turns.
+        progress: receives what the target says.
+        tally: the answer's figures.
+    """
+
+    question: Question
+    reading: Reading
+    model: TargetModel
+    answer_id: str
+    random_key: bytes
+    lengths: Mapping[str, LengthState]
+    progress: AnswerProgress
+    tally: AnswerTally
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded:
+    """How an answer was really served.
+
+    Attributes:
+        policy: the policy.
+        degraded: what did not work as asked.
+        lengths: state of the length controller by drafter address.
+    """
+
+    policy: AnswerPolicy
+    degraded: tuple[Degradation, ...] = ()
+    lengths: Mapping[str, LengthState] = field(default_factory=dict)
+
+
+async def decode_answer(task: DecodingTask, resources: Resources) -> Decoded:
+    """Have the answer decoded; its events go through ``task.progress``.
+
+    Raises:
+        SpecragError: it cannot be decoded as asked.
+        ContextShrunkError: the reading must be composed again.
+    """
+    if task.question.policy is AnswerPolicy.TARGET_ONLY:
+        return await _decode_alone(task, resources)
+    return await _decode_jointly(task, resources)
+
+
+def derive_draft_key(random_key: bytes, mode: VerificationMode) -> bytes:
+    """Return the key of the drafters' draws.
+
+    COUPLED drafters share the target's. In REJECTION mode theirs is another one, from which the
+    target's cannot be told: the draws that accept and reject never leave the verifier.
+    """
+    if mode is VerificationMode.COUPLED:
+        return random_key
+    return hashlib.blake2b(
+        b"specrag draft key", key=random_key, digest_size=RANDOM_KEY_BYTES
+    ).digest()
+
+
+async def _decode_alone(task: DecodingTask, resources: Resources) -> Decoded:
+    task.model.require(common_pb2.CAPABILITY_GENERATE)
+    stream = GenerationStream(
+        resources.verifier, _target_request(task), vocab_size=task.model.info.vocab_size
+    )
+    await answer_alone(stream, task.progress)
+    return Decoded(policy=AnswerPolicy.TARGET_ONLY)
+
+
+async def _decode_jointly(task: DecodingTask, resources: Resources) -> Decoded:
+    task.model.require(common_pb2.CAPABILITY_VERIFY_TOKENS)
+    plan = _plan(task, resources)
+    inbox = new_inbox()
+    sessions = {
+        drafter.index: _draft_session(task, plan, drafter, inbox) for drafter in plan.drafters
+    }
+    lines = [_draft_line(task, plan, drafter) for drafter in plan.drafters]
+    machine = RoundMachine(task.answer_id, lines, _limits(task.question, resources))
+    stream = VerificationStream(
+        resources.verifier, _target_request(task), vocab_size=task.model.info.vocab_size
+    )
+    async with stream as target:
+        answer = JointAnswer(
+            machine,
+            target,
+            sessions,
+            task.progress,
+            inbox,
+            allow_fallback=task.question.allow_fallback,
+            clock=resources.clock,
+        )
+        await answer.run()
+    late = find_late_drafters(task.tally.drafters, machine.owing_drafters)
+    lost = {one.component for one in answer.losses}
+    return Decoded(
+        policy=AnswerPolicy.JOINT if machine.live_drafters else AnswerPolicy.TARGET_ONLY,
+        degraded=(
+            *plan.degraded,
+            *answer.losses,
+            *(_late(task.tally.drafters[one]) for one in late if f"drafter-{one}" not in lost),
+            *(() if machine.live_drafters else (_none_left(),)),
+        ),
+        lengths={line.tally.address: line.length for line in lines},
+    )
+
+
+def _plan(task: DecodingTask, resources: Resources) -> DraftPlan:
+    """Choose the drafters.
+
+    Raises:
+        SpecragError: there is none, and the request may not do without.
+    """
+    attributes = {SpanKey.NUM_PASSAGES.value: len(task.reading.passages)}
+    with span(SpanName.PARTITION, attributes):
+        plan = plan_drafters(
+            resources.drafters.drafters,
+            task.question.draft,
+            fingerprint=task.model.fingerprint,
+            num_passages=len(task.reading.passages),
+        )
+    if not plan.drafters and not task.question.allow_fallback:
+        raise no_drafters_error(plan)
+    return plan
+
+
+def _target_request(task: DecodingTask) -> TargetRequest:
+    return TargetRequest(
+        answer_id=task.answer_id,
+        tenant=task.question.tenant,
+        conversation=task.reading.conversation,
+        sampling=task.question.sampling,
+        mode=task.question.mode,
+        random_key=task.random_key,
+    )
+
+
+def _draft_session(
+    task: DecodingTask, plan: DraftPlan, drafter: Drafter, inbox: Inbox
+) -> DraftSession:
+    subset_idx = plan.drafters.index(drafter)
+    request = DraftingRequest(
+        answer_id=task.answer_id,
+        drafter_index=drafter.index,
+        tenant=task.question.tenant,
+        conversation=select_subset(task.reading, subset_idx, len(plan.drafters)),
+        sampling=task.question.sampling,
+        mode=task.question.mode,
+        random_key=derive_draft_key(task.random_key, task.question.mode),
+        sources=task.question.draft.sources,
+        tokenizer_fingerprint=task.model.fingerprint,
+    )
+    return DraftSession(drafter, request, inbox, vocab_size=task.model.info.vocab_size)
+
+
+def _draft_line(task: DecodingTask, plan: DraftPlan, drafter: Drafter) -> DraftLine:
+    tally = DrafterTally(
+        drafter_index=drafter.index,
+        address=drafter.address,
+        passage_numbers=subset_numbers(
+            task.reading, plan.drafters.index(drafter), len(plan.drafters)
+        ),
+    )
+    task.tally.drafters[drafter.index] = tally
+    length = task.lengths.get(drafter.address, LengthState())
+    return DraftLine(index=drafter.index, tally=tally, length=length)
+
+
+def _limits(question: Question, resources: Resources) -> RoundLimits:
+    tuning = resources.tuning
+    return RoundLimits(
+        max_tokens=question.sampling.max_tokens,
+        max_gamma=question.draft.max_gamma or tuning.max_gamma,
+        num_branches=question.draft.num_branches,
+        max_draft_tokens=tuning.max_draft_tokens,
+        waits=tuning.waits,
+    )
+
+
+def _late(tally: DrafterTally) -> Degradation:
+    return Degradation(
+        component=f"drafter-{tally.drafter_index}",
+        reason="LATE",
+        detail=f"left out of {tally.num_late_rounds} of {tally.num_asked_rounds} rounds",
+    )
+
+
+def _none_left() -> Degradation:
+    return Degradation(
+        component="drafters", reason="NO_DRAFTERS", detail="the target decoded alone"
+    )
