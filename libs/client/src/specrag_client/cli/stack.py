@@ -38,6 +38,7 @@ from specrag_client.stack.state import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 

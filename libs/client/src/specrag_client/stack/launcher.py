@@ -39,8 +39,21 @@ _PORT_ATTEMPTS: Final = 5
 class StackLauncher:
     """Starts the processes of one stack, and stops them."""
 
-    def __init__(self, options: StackOptions, report: Report) -> None:
-        """Prepare to start; whoever calls holds the lock of the folder."""
+    def __init__(
+        self,
+        options: StackOptions,
+        report: Report,
+        *,
+        choose_port: Callable[[], int] = find_free_port,
+    ) -> None:
+        """Prepare to start; whoever calls holds the lock of the folder.
+
+        Args:
+            options: what to start.
+            report: told of every change of state.
+            choose_port: proposes ports for Redis and Milvus.
+        """
+        self._choose_port = choose_port
         self._options = options
         self._report = report
         self._folder = StackFolder.at(options.directory)
@@ -53,7 +66,7 @@ class StackLauncher:
             foreground=options.foreground,
             launcher_pid=me.pid,
             launcher_start_mark=me.start_mark,
-            stop_grace_s=options.drain_grace_s + 10,
+            stop_grace_s=options.drain_grace_s + options.kill_margin_s,
         )
 
     def report_to(self, report: Report) -> None:
@@ -92,6 +105,7 @@ class StackLauncher:
             self.record.processes, grace_s=self.record.stop_grace_s, report=self._report
         )
         self._folder.forget_record()
+        self.exit_codes()  # Reaps them.
         return killed
 
     def exit_codes(self) -> dict[str, int]:
@@ -177,7 +191,7 @@ class StackLauncher:
     async def _server(self, name: str, command: Callable[[int], list[str]]) -> str:
         """Start Redis or Milvus on a port of its own; they cannot choose one by themselves."""
         for _attempt in range(_PORT_ATTEMPTS):
-            port = find_free_port()
+            port = self._choose_port()
             child = self._spawn(self._plan.server(name, command(port)), f"127.0.0.1:{port}")
             if await self._owns_port(child, port):
                 await self._until_healthy(child)

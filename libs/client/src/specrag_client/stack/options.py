@@ -53,6 +53,7 @@ class StackOptions:
         model_cache_dir: where converted models are kept; the user's cache when absent.
         start_timeout_s: longest time until everything is healthy.
         drain_grace_s: longest time running answers get when the stack stops.
+        kill_margin_s: time beyond it after which a process is killed.
         foreground: the caller stays, and when it is killed the stack ends too.
         environment: variables the services inherit; ``SPECRAG_<SERVICE>_…`` among them reach only
             their service.
@@ -69,6 +70,7 @@ class StackOptions:
     model_cache_dir: Path | None = None
     start_timeout_s: float = 300.0
     drain_grace_s: float = 30.0
+    kill_margin_s: float = 10.0
     foreground: bool = False
     environment: Mapping[str, str] = field(default_factory=current_environment)
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
