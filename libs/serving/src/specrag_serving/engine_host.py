@@ -8,7 +8,13 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from specrag_common.runtime.errors import Capacity, InvalidRequest, ModelFailure, SpecragError
+from specrag_common.runtime.errors import (
+    Capacity,
+    InvalidRequest,
+    ModelFailure,
+    SpecragError,
+    UpstreamUnavailable,
+)
 from specrag_common.runtime.logs import get_logger
 from specrag_common.runtime.worker import WorkerProcess
 from specrag_inference.messages import (
@@ -108,7 +114,10 @@ class EngineSequence:
         self._channel.close(FreeSequence(sequence_id=self._sequence_id))
 
     async def _receive(self) -> Any:
-        event = await self._channel.receive()
+        try:
+            event = await self._channel.receive()
+        except ModelFailure as exc:
+            raise _engine_gone(exc) from exc
         if isinstance(event, SequenceFailed):
             raise to_error(event)
         return event
@@ -179,10 +188,13 @@ class EngineHost:
 
         Raises:
             Capacity: the engine lags behind.
-            ModelFailure: the engine is gone.
+            UpstreamUnavailable: the engine is gone.
         """
         sequence_id = f"{command.sequence_id}#{next(self._numbers)}"
-        channel = self._worker.open(sequence_id)
+        try:
+            channel = self._worker.open(sequence_id)
+        except ModelFailure as exc:
+            raise _engine_gone(exc) from exc
         sequence = EngineSequence(channel, sequence_id)
         try:
             channel.send(replace(command, sequence_id=sequence_id))
@@ -194,6 +206,11 @@ class EngineHost:
     async def stop(self) -> int | None:
         """End the process; returns its exit code."""
         return await self._worker.stop()
+
+
+def _engine_gone(exc: ModelFailure) -> UpstreamUnavailable:
+    """Return what a caller sees: this replica is lost, another one can serve the request."""
+    return UpstreamUnavailable(exc.message, reason="ENGINE_GONE", retry_delay_s=1.0)
 
 
 def to_error(event: SequenceFailed) -> SpecragError:

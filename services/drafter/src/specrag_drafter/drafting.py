@@ -220,7 +220,7 @@ def open_model_source(
 
     Raises:
         Capacity: the engine lags behind.
-        ModelFailure: the engine is gone.
+        UpstreamUnavailable: the engine is gone.
     """
     command = OpenSequence(
         sequence_id=f"{order.answer_id}/{order.drafter_index}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from specrag.v1 import drafter_pb2_grpc
@@ -24,7 +25,15 @@ if TYPE_CHECKING:
 _POLL_S: Final = 0.1
 
 
-async def start_drafter(settings: DrafterSettings, lifecycle: Lifecycle) -> GrpcServer:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningDrafter:
+    """A running drafter: its server and its engine process."""
+
+    server: GrpcServer
+    engine: EngineHost
+
+
+async def start_drafter(settings: DrafterSettings, lifecycle: Lifecycle) -> RunningDrafter:
     """Listen at once; draft by suffix as soon as the tokenizer is there, from the model later.
 
     Health has one flag a source (``specrag.v1.DrafterService/suffix``, ``…/model``) beside the
@@ -57,7 +66,7 @@ async def start_drafter(settings: DrafterSettings, lifecycle: Lifecycle) -> Grpc
     servicer.set_engine(engine, dtype=ready.dtype)
     server.set_ready(get_health_name(DraftSource.MODEL))
     server.set_ready(SERVICE)
-    return server
+    return RunningDrafter(server=server, engine=engine)
 
 
 def get_health_name(source: DraftSource) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specrag.v1 import verifier_pb2_grpc
@@ -20,7 +21,15 @@ if TYPE_CHECKING:
     from specrag_verifier.settings import VerifierSettings
 
 
-async def start_verifier(settings: VerifierSettings, lifecycle: Lifecycle) -> GrpcServer:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningVerifier:
+    """A running verifier: its server and its engine process."""
+
+    server: GrpcServer
+    engine: EngineHost
+
+
+async def start_verifier(settings: VerifierSettings, lifecycle: Lifecycle) -> RunningVerifier:
     """Listen at once, answer UNAVAILABLE while the model loads, then serve.
 
     The engine's death later ends the process with a non-zero exit code.
@@ -44,4 +53,4 @@ async def start_verifier(settings: VerifierSettings, lifecycle: Lifecycle) -> Gr
     )
     servicer.set_target(TargetModel(files=files, prompts=prompts, engine=engine, dtype=ready.dtype))
     server.set_ready(SERVICE)
-    return server
+    return RunningVerifier(server=server, engine=engine)

@@ -162,7 +162,7 @@ def open_verification(
     Raises:
         AlreadyExists: the answer is live already.
         Capacity: the engine lags behind.
-        ModelFailure: the engine is gone.
+        UpstreamUnavailable: the engine is gone.
     """
     with live.claim(order.answer_id, f"answer '{order.answer_id}'"):
         command = OpenSequence(
