@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
+from specrag.v1 import retriever_pb2, retriever_pb2_grpc
 from specrag_common.runtime import call_context, deadlines
+from specrag_common.runtime.channels import open_channel
 from specrag_common.runtime.errors import (
     Cancelled,
     Capacity,
@@ -16,13 +18,15 @@ from specrag_common.runtime.errors import (
     InternalError,
     InvalidRequest,
     NotFound,
-    SpecragError,
     Unsupported,
 )
+from specrag_common.runtime.server import GrpcServer
 from specrag_common.runtime.span_names import SpanKey
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from specrag_common.runtime.settings import ServiceSettings
 
     from tests.common.runtime.serving import Behaviours, Recorder, Running, Serve
 
@@ -350,14 +354,37 @@ async def test_cancellation_leaking_from_an_inner_task_is_an_error_not_silence(
         await running.call("unary_unary", "Leak")(b"", timeout=3.0)
 
 
-async def test_blocking_handler_is_refused_at_its_first_call(serve: Serve) -> None:
-    def block(_request: bytes, _context: Any) -> bytes:
+async def test_blocking_handler_is_unimplemented_for_every_shape(serve: Serve) -> None:
+    def block(_request: Any, _context: Any) -> bytes:
         return b""
 
-    running = await serve({"Block": ("unary_unary", block)})
+    shapes = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+    running = await serve({shape: (shape, block) for shape in shapes})
 
-    with pytest.raises(SpecragError):
-        await running.call("unary_unary", "Block")(b"", timeout=0.3)
+    for shape in shapes:
+        request = b"" if shape.startswith("unary") else one_by_one(b"")
+        call = running.call(shape, shape)(request)
+        with pytest.raises(Unsupported):
+            await (call if shape.endswith("unary") else call.read())
+
+
+async def test_generated_stubs_and_servicers_work_unchanged(
+    settings: ServiceSettings,
+) -> None:
+    class Servicer(retriever_pb2_grpc.RetrieverServiceServicer):
+        async def ListCollections(self, request: Any, context: Any) -> Any:  # noqa: N802
+            raise Capacity("too many", retry_delay_s=1.0)
+
+    server = GrpcServer(settings, services=["specrag.v1.RetrieverService"])
+    servicer: Any = Servicer  # abstract for mypy: the other methods stay unwritten
+    retriever_pb2_grpc.add_RetrieverServiceServicer_to_server(servicer(), server.grpc)
+    async with server, open_channel(f"127.0.0.1:{server.port}") as channel:
+        stub = retriever_pb2_grpc.RetrieverServiceStub(channel)
+
+        with pytest.raises(Capacity):
+            await stub.ListCollections(retriever_pb2.ListCollectionsRequest())
+        with pytest.raises(Unsupported):
+            await stub.Search(retriever_pb2.SearchRequest())
 
 
 async def test_call_cancelled_by_this_side_raises_a_typed_error(serve: Serve) -> None:

@@ -24,14 +24,16 @@ CHILD = """
 import os, signal, sys, time
 
 def serve(connection, ready):
-    connection.send(("", ready))
+    connection.send(["", ready])
     while True:
         key, what, *rest = connection.recv()
         if what == "echo":
-            connection.send((key, *rest))
+            connection.send([key, *rest])
         elif what == "count":
             for number in range(rest[0]):
-                connection.send((key, number))
+                connection.send([key, number])
+        elif what == "batch":
+            connection.send(tuple([each, number] for number in range(3) for each in rest))
         elif what == "sleep":
             time.sleep(rest[0])
         elif what == "die":
@@ -39,12 +41,12 @@ def serve(connection, ready):
         elif what == "raise":
             raise ValueError("no blocks left")
         elif what == "busy":
-            connection.send((key, "busy"))
+            connection.send([key, "busy"])
             while True:
                 sum(range(10_000))
         elif what == "stubborn":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            connection.send((key, "stubborn"))
+            connection.send([key, "stubborn"])
             while True:
                 time.sleep(1)
         elif what == "unreadable":
@@ -80,7 +82,7 @@ async def start() -> AsyncIterator[StartWorker]:
     async def begin(**options: Any) -> WorkerProcess:
         worker = WorkerProcess("worker_under_test:serve", ("ready",), key_of=key_of, **options)
         workers.append(worker)
-        assert await worker.start() == ("", "ready")
+        assert await worker.start() == ["", "ready"]
         return worker
 
     yield begin
@@ -98,7 +100,7 @@ async def test_events_reach_the_channel_of_their_key_in_order(start: StartWorker
         key: [await channel.receive() for _ in range(100)] for key, channel in channels.items()
     }
 
-    assert received == {key: [(key, number) for number in range(100)] for key in "abc"}
+    assert received == {key: [[key, number] for number in range(100)] for key in "abc"}
 
 
 async def test_unknown_keys_are_dropped_and_counted(start: StartWorker) -> None:
@@ -107,7 +109,7 @@ async def test_unknown_keys_are_dropped_and_counted(start: StartWorker) -> None:
     channel = worker.open("a")
     channel.send(("a", "echo", 1))
 
-    assert await channel.receive() == ("a", 1)
+    assert await channel.receive() == ["a", 1]
     assert worker.num_dropped == 3
 
 
@@ -126,7 +128,18 @@ async def test_events_without_a_key_go_to_their_callback() -> None:
     await channel.receive()
     await worker.stop()
 
-    assert unkeyed == [(None, "stats")]
+    assert unkeyed == [[None, "stats"]]
+
+
+async def test_members_of_a_batch_go_to_their_own_channels(start: StartWorker) -> None:
+    worker = await start()
+    first, second = worker.open("a"), worker.open("b")
+
+    worker.send(("", "batch", "a", "nobody", "b"))
+
+    for channel in (first, second):
+        assert [await channel.receive() for _ in range(3)] == [[channel.key, n] for n in range(3)]
+    assert worker.num_dropped == 3
 
 
 async def test_busy_child_blocks_neither_the_loop_nor_the_sender(start: StartWorker) -> None:
@@ -159,7 +172,7 @@ async def test_child_that_lags_behind_makes_sending_fail_but_never_the_farewell(
 
     channel.close(("b", "echo", "bye"))
 
-    assert await other.receive() == ("b", "bye")
+    assert await other.receive() == ["b", "bye"]
 
 
 def send_many(channel: WorkerChannel, count: int) -> None:
@@ -173,7 +186,7 @@ async def test_channel_nobody_reads_fails_alone(start: StartWorker) -> None:
     slow.send(("slow", "count", 200))
     other.send(("other", "echo", 1))
 
-    assert await other.receive() == ("other", 1)
+    assert await other.receive() == ["other", 1]
     assert [(await slow.receive())[1] for _ in range(50)] == list(range(50))
     with pytest.raises(Capacity, match="50 unread events"):
         await slow.receive()
@@ -202,7 +215,7 @@ async def test_closed_key_may_be_opened_again(start: StartWorker) -> None:
 
     with worker.open("a") as channel:
         channel.send(("a", "echo", 1))
-        assert await channel.receive() == ("a", 1)
+        assert await channel.receive() == ["a", 1]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +233,7 @@ async def test_death_fails_every_channel_after_its_last_events_and_is_told_once(
 
     with pytest.raises(ModelFailure, match=reason):
         await second.receive()
-    assert await first.receive() == ("a", 1)
+    assert await first.receive() == ["a", 1]
     with pytest.raises(ModelFailure, match=reason):
         await first.receive()
     with pytest.raises(ModelFailure):
@@ -253,7 +266,7 @@ async def test_message_that_cannot_be_pickled_hurts_its_sender_alone(start: Star
         channel.send(lambda: None)
 
     channel.send(("a", "echo", 1))
-    assert await channel.receive() == ("a", 1)
+    assert await channel.receive() == ["a", 1]
 
 
 async def test_child_that_fails_before_it_is_ready_tells_why() -> None:

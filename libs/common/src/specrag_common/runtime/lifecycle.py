@@ -7,7 +7,8 @@
         run_service("retriever", settings, build)
 
     async def build(lifecycle: Lifecycle) -> None:
-        store = await lifecycle.close_later(await open_store(...))
+        store = await open_store(...)
+        lifecycle.on_close(store.close)
         server = lifecycle.serve(GrpcServer(settings, services=[...]))
         add_RetrieverServiceServicer_to_server(Servicer(store), server.grpc)
         await server.start()

@@ -23,7 +23,7 @@ from opentelemetry.trace import SpanKind
 
 from specrag_common.runtime import call_context, deadlines
 from specrag_common.runtime.error_status import from_rpc_error, trailing_metadata_of
-from specrag_common.runtime.errors import DeadlineExceeded, InternalError, SpecragError
+from specrag_common.runtime.errors import DeadlineExceeded, InternalError, SpecragError, Unsupported
 from specrag_common.runtime.logs import get_logger
 from specrag_common.runtime.request_streams import RequestStream, RequestStreamContext
 from specrag_common.runtime.rpc_spans import (
@@ -201,8 +201,12 @@ def _shape_of(handler: Handler) -> tuple[Behaviour, Callable[..., Handler]]:
     }
     behaviour, make = shapes[handler.request_streaming, handler.response_streaming]
     is_async = inspect.iscoroutinefunction(behaviour) or inspect.isasyncgenfunction(behaviour)
-    assert is_async, f"{behaviour!r} must be async: a blocking handler would stop the event loop"
-    return behaviour, make
+    return (behaviour if is_async else _refuse), make
+
+
+async def _refuse(_request: Any, _context: Context) -> None:
+    """Stand in for a blocking function: the generated stub of a method nobody wrote."""
+    raise Unsupported("this server does not implement the method (handlers are async functions)")
 
 
 async def _run_unary(behaviour: Behaviour, request: Any, context: Context) -> Any:

@@ -50,13 +50,13 @@ class WorkerProcess:
 
         Args:
             target: ``module:function``; called in the child as ``function(connection, *args)``.
-                It sends one first message when ready, serves until ``connection.recv()`` raises
+                It sends one first message when ready, then events, or tuples of events that are
+                routed one by one; it serves until ``connection.recv()`` raises
                 ``EOFError``, then returns (the error may also just leave it).
             args: picklable arguments.
             key_of: finds the key of an event.
             on_death: called once, on the loop, with a reason, when the child ends unasked.
-            on_unkeyed: called on the loop with events whose key is ``None``. A tuple is a batch:
-                its members are routed one by one.
+            on_unkeyed: called on the loop with events whose key is ``None``.
             max_outgoing: messages held for a child that lags behind.
             max_pending: unread events held for one channel.
         """
