@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from specrag_retriever.catalogue import CollectionInfo
     from specrag_retriever.embedding import Embedder
     from specrag_retriever.expressions import Condition
-    from specrag_retriever.store import MilvusStore, WindowHit
+    from specrag_retriever.fusion import WindowHit
+    from specrag_retriever.store import MilvusStore
 
 _WINDOWS_A_PASSAGE: Final = 4
 _MIN_WINDOWS: Final = 32
@@ -109,7 +110,7 @@ class PassageSearcher:
         words = lexical_query(query.query)
         limit = max(_MIN_WINDOWS, query.top_k * _WINDOWS_A_PASSAGE)
         while True:
-            hits = await self._store.search(
+            found = await self._store.search(
                 info,
                 WindowQuery(
                     tenant=query.tenant,
@@ -120,8 +121,8 @@ class PassageSearcher:
                     with_vectors=query.include_embeddings,
                 ),
             )
-            passages = collapse(hits, query.top_k)
-            if len(passages) >= query.top_k or len(hits) < limit or limit >= MAX_HITS:
+            passages = collapse(found.hits, query.top_k)
+            if len(passages) >= query.top_k or found.is_all or limit >= MAX_HITS:
                 return passages
             limit = min(MAX_HITS, limit * _GROWTH)
 

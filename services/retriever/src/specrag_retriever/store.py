@@ -20,7 +20,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from pymilvus import AnnSearchRequest, RRFRanker
 from specrag_common.runtime import deadlines
 from specrag_common.runtime.errors import AlreadyExists, NotFound
 from specrag_common.runtime.logs import get_logger
@@ -34,6 +33,7 @@ from specrag_retriever.expressions import (
     quote,
     tenant_is,
 )
+from specrag_retriever.fusion import WindowHit, fuse
 from specrag_retriever.milvus_calls import WRITE_TIMEOUT_S, guarded
 from specrag_retriever.milvus_schema import DENSE_FIELD, LEXICAL_FIELD, PASSAGE_FIELDS
 from specrag_retriever.rows import IndexedDocument, batches, build_rows
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from specrag_retriever.milvus_connection import MilvusConnection
 
 STRONG: Final = "Strong"
-RRF_CONSTANT: Final = 60
 MAX_HITS: Final = 4096
 _MIN_EF: Final = 64
+_BM25_PARAMS: Final = {"metric_type": "BM25"}
 _IDS_AN_EXPRESSION: Final = 100
 _MAX_QUERY_ROWS: Final = 16_384
 _MAX_WRITE_WAIT_S: Final = 600.0
@@ -90,11 +90,11 @@ class WindowQuery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WindowHit:
-    """A window that was found, with its passage."""
+class SearchHits:
+    """Windows, best first, and whether a larger limit could find no more."""
 
-    score: float
-    fields: dict[str, Any]
+    hits: list[WindowHit]
+    is_all: bool
 
 
 class MilvusStore:
@@ -207,40 +207,47 @@ class MilvusStore:
             call = self._connection.client.flush(milvus_name(name))
             await self._write(guarded(call, "flush", WRITE_TIMEOUT_S))
 
-    async def search(self, info: CollectionInfo, query: WindowQuery) -> list[WindowHit]:
-        """Return windows, best first; two lists fused by reciprocal rank where there are words."""
-        expression = self._search_expression(info.name, query)
-        output_fields = [*PASSAGE_FIELDS, *([DENSE_FIELD] if query.with_vectors else [])]
-        dense = {"metric_type": "COSINE", "params": {"ef": max(_MIN_EF, query.limit)}}
-        client = self._connection.client
-        if info.has_lexical and query.words:
-            parts = [
-                AnnSearchRequest([query.vector], DENSE_FIELD, dense, query.limit, expression),
-                AnnSearchRequest(
-                    [query.words], LEXICAL_FIELD, {"metric_type": "BM25"}, query.limit, expression
-                ),
-            ]
-            call = client.hybrid_search(
-                info.milvus_name,
-                parts,
-                RRFRanker(RRF_CONSTANT),
-                limit=query.limit,
-                output_fields=output_fields,
-                consistency_level=STRONG,
-            )
-        else:
-            call = client.search(
-                info.milvus_name,
-                data=[query.vector],
-                anns_field=DENSE_FIELD,
-                search_params=dense,
-                filter=expression,
-                limit=query.limit,
-                output_fields=output_fields,
-                consistency_level=STRONG,
-            )
+    async def search(self, info: CollectionInfo, query: WindowQuery) -> SearchHits:
+        """Return windows, best first; vectors and words are looked up at once, then fused."""
+        dense = self._ranked(info, query, DENSE_FIELD, query.vector)
+        if not (info.has_lexical and query.words):
+            hits = await dense
+            return SearchHits(hits=hits, is_all=len(hits) < query.limit)
+        lexical = self._ranked(info, query, LEXICAL_FIELD, query.words)
+        near, worded = await asyncio.gather(dense, lexical)
+        is_all = max(len(near), len(worded)) < query.limit
+        return SearchHits(hits=fuse(near, worded), is_all=is_all)
+
+    async def _ranked(
+        self, info: CollectionInfo, query: WindowQuery, field: str, data: Any
+    ) -> list[WindowHit]:
+        """Return the windows one index finds, best first.
+
+        BM25 scores are positive on most servers and negative on Milvus Lite; the best one is the
+        one furthest from 0 on all.
+        """
+        is_dense = field == DENSE_FIELD
+        ef = max(_MIN_EF, query.limit)
+        params = {"metric_type": "COSINE", "params": {"ef": ef}} if is_dense else _BM25_PARAMS
+        call = self._connection.client.search(
+            info.milvus_name,
+            data=[data],
+            anns_field=field,
+            search_params=params,
+            filter=self._search_expression(info.name, query),
+            limit=query.limit,
+            output_fields=[*PASSAGE_FIELDS, *([DENSE_FIELD] if query.with_vectors else [])],
+            consistency_level=STRONG,
+        )
         results = await guarded(call, f"search {info.name!r}")
-        return [WindowHit(score=hit["distance"], fields=dict(hit["entity"])) for hit in results[0]]
+        return [
+            WindowHit(
+                row_id=hit["row_id"],
+                score=hit["distance"] if is_dense else abs(hit["distance"]),
+                fields=dict(hit["entity"]),
+            )
+            for hit in results[0]
+        ]
 
     def _search_expression(self, name: str, query: WindowQuery) -> str:
         parts = [tenant_is(query.tenant), *map(condition_expression, query.conditions)]
