@@ -13,8 +13,8 @@ from specrag_common.speculation.suffix_drafter import SuffixDrafter
 texts = st.lists(st.integers(0, 3), max_size=50)
 
 
-def propose(corpus: list[int], answer: list[int], *args: int, **options: int) -> list[list[int]]:
-    drafter = SuffixDrafter(corpus, **options)
+def propose(corpus: list[int], answer: list[int], *args: int, **options: float) -> list[list[int]]:
+    drafter = SuffixDrafter(corpus, **({"min_probability": 0.0, **options}))  # type: ignore[arg-type]
     drafter.extend(answer)
     return [list(branch.token_ids) for branch in drafter.propose(*args)]
 
@@ -95,7 +95,7 @@ def test_proposal_depends_on_the_text_alone_not_on_how_it_arrived(
     corpus: list[int], answer: list[int]
 ) -> None:
     at_once = propose(corpus, answer, 6, 2)
-    drafter = SuffixDrafter(corpus)
+    drafter = SuffixDrafter(corpus, min_probability=0.0)
     for token_id in answer:
         drafter.propose(3)
         drafter.extend([token_id])
@@ -105,7 +105,7 @@ def test_proposal_depends_on_the_text_alone_not_on_how_it_arrived(
 def test_large_corpus_is_indexed_and_continued_in_time() -> None:
     corpus = [(idx * idx // 7) % 601 for idx in range(8192)]
     started = time.perf_counter()
-    drafter = SuffixDrafter(corpus)
+    drafter = SuffixDrafter(corpus, min_probability=0.0)
     built = time.perf_counter()
     assert built - started < 0.5
     for _ in range(50):
