@@ -17,14 +17,14 @@ from specrag_common.wire.proposals import decode_proposal, encode_source
 from specrag_common.wire.rounds import encode_round_key
 from specrag_common.wire.sampling import encode_mode, encode_sampling
 
-from specrag_orchestrator.answering.inbox import DrafterLost, DrafterProposed, DrafterReady
+from specrag_orchestrator.answering.inbox import DrafterLost, DrafterProposed
 
 if TYPE_CHECKING:
     from specrag_common.conversation import Conversation
     from specrag_common.speculation.proposals import DraftSource, VerificationMode
     from specrag_common.wire.sampling import SamplingOptions
 
-    from specrag_orchestrator.answering.inbox import Inbox, InboxMessage
+    from specrag_orchestrator.answering.inbox import Inbox
     from specrag_orchestrator.answering.rounds import DraftCall
     from specrag_orchestrator.drafters import Drafter
 
@@ -103,7 +103,8 @@ class DraftSession:
         writer = asyncio.create_task(self._write_rounds(call))
         try:
             async for response in call:
-                await self._inbox.put(self._decode(response))
+                if response.HasField("proposal"):
+                    await self._inbox.put(self._decode(response.proposal))
         finally:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
@@ -121,18 +122,13 @@ class DraftSession:
             await call.write(drafter_pb2.DraftTokensRequest(round=message))
         await call.done_writing()
 
-    def _decode(self, response: drafter_pb2.DraftTokensResponse) -> InboxMessage:
-        """Return the response as a message.
+    def _decode(self, message: drafter_pb2.TokenProposal) -> DrafterProposed:
+        """Return a proposal.
 
         Raises:
             InvalidRequest: it breaks the contract.
         """
-        kind = response.WhichOneof("message")
-        if kind == "ready":
-            return DrafterReady(drafter_index=self._drafter.index)
-        if kind != "proposal":
-            raise InvalidRequest("message", "none is set")
-        keyed = decode_proposal(response.proposal, vocab_size=self._vocab_size, gamma=self._gamma)
+        keyed = decode_proposal(message, vocab_size=self._vocab_size, gamma=self._gamma)
         if keyed.key.drafter_index != self._drafter.index:
             raise InvalidRequest("proposal.key.drafter_index", f"{keyed.key.drafter_index}")
         return DrafterProposed(keyed=keyed)

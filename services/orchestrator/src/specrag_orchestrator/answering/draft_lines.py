@@ -44,7 +44,6 @@ class DraftLine:
         tally: its figures.
         length: history of its acceptance.
         latency: history of its response times.
-        is_ready: it has read its subset.
         is_lost: it failed and takes part no more.
         asked: the round it owes a proposal for.
         unsent: committed tokens it has not been told yet.
@@ -55,7 +54,6 @@ class DraftLine:
     tally: DrafterTally
     length: LengthState = field(default_factory=LengthState)
     latency: LatencyEstimate = field(default_factory=LatencyEstimate)
-    is_ready: bool = False
     is_lost: bool = False
     asked: AskedRound | None = None
     unsent: list[int] = field(default_factory=list)

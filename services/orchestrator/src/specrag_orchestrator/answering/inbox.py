@@ -30,13 +30,6 @@ class TargetFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrafterReady:
-    """A drafter has read its subset."""
-
-    drafter_index: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterProposed:
     """A drafter answered a round."""
 
@@ -58,7 +51,7 @@ class DrafterLost:
     detail: str
 
 
-InboxMessage = TargetSaid | TargetFailed | DrafterReady | DrafterProposed | DrafterLost
+InboxMessage = TargetSaid | TargetFailed | DrafterProposed | DrafterLost
 Inbox = asyncio.Queue[InboxMessage]
 
 

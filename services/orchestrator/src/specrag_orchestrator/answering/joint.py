@@ -19,7 +19,6 @@ from specrag_orchestrator.answering.events import Degradation
 from specrag_orchestrator.answering.inbox import (
     DrafterLost,
     DrafterProposed,
-    DrafterReady,
     TargetFailed,
     TargetSaid,
 )
@@ -119,8 +118,6 @@ class JointAnswer:
                 await self._carry_out(self._machine.on_wait_over())
             case DrafterProposed(keyed=keyed):
                 await self._carry_out(self._machine.on_proposal(keyed, self._clock()))
-            case DrafterReady(drafter_index=index):
-                self._machine.on_ready(index)
             case DrafterLost():
                 await self._lose(message)
             case TargetFailed(error=error):
@@ -134,7 +131,7 @@ class JointAnswer:
             return
         if isinstance(message, PromptPrefilled):
             self._progress.on_prefilled(message)
-            await self._carry_out(self._machine.on_prefilled(self._clock()))
+            self._machine.on_prefilled(self._clock())
             return
         try:
             step = self._machine.on_verified(message, self._clock())

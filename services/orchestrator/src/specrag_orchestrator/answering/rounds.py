@@ -154,17 +154,11 @@ class RoundMachine:
         assert self._phase is _Phase.IDLE, "the rounds have begun"
         return self._begin_round(now)
 
-    def on_ready(self, drafter_index: int) -> None:
-        """A drafter has read its subset."""
-        self._lines[drafter_index].is_ready = True
-
-    def on_prefilled(self, now: float) -> RoundStep:
+    def on_prefilled(self, now: float) -> None:
         """The target has read its prompt: from now on a missing proposal costs time."""
         self._is_prefilled = True
-        if self._phase is not _Phase.DRAFTING:
-            return RoundStep()
-        self.wait_until = now + self._limits.waits.first_s
-        return self._close_if_complete()
+        if self._phase is _Phase.DRAFTING and self.round == 0:
+            self.wait_until = now + self._limits.waits.first_s
 
     def on_proposal(self, keyed: KeyedProposal, now: float) -> RoundStep:
         """A drafter answered; a stale answer only frees it for the next round."""
@@ -255,9 +249,7 @@ class RoundMachine:
         awaited = [
             line
             for line in self._lines.values()
-            if line.asked is not None
-            and line.asked.key.round == self.round
-            and (line.is_ready or not self._is_prefilled)
+            if line.asked is not None and line.asked.key.round == self.round
         ]
         return RoundStep() if awaited else self._close()
 
