@@ -139,7 +139,7 @@ async def test_drain_does_not_wait_for_health_watches_or_reflection(
     with caplog.at_level(logging.WARNING):
         await running.server.drain()
 
-    assert asyncio.get_running_loop().time() - began < 1.0
+    assert asyncio.get_running_loop().time() - began < 2.0
     assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
     assert caplog.records == []
 

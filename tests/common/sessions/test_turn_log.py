@@ -383,7 +383,7 @@ async def test_cancelled_reads_never_give_another_session_data(
             assert [one.answer_text for one in session.turns] == [f"secret of {key.session_id}"]
         await client.aclose()
 
-    assert num_cancelled > 100
+    assert num_cancelled > 50
     assert num_read > 100
 
 

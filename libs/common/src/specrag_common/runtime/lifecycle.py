@@ -133,8 +133,9 @@ async def _build_unless_stopped(
     stopping.cancel()
     if not building.done():
         building.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await building
+        await asyncio.wait({building})
+        if not building.cancelled() and building.exception() is not None:
+            _log.warning("stopped while starting", exc_info=building.exception())
         return False
     await building
     return True

@@ -30,6 +30,8 @@ MIN_PING_INTERVAL_MS: Final = 5_000
 MAX_CONNECTION_AGE_MS: Final = 300_000
 """Connections are renewed this often, so that clients see servers that came later."""
 
+_FLUSH_S: Final = 1.0
+
 _log = get_logger(__name__)
 
 
@@ -111,8 +113,9 @@ class GrpcServer:
         idle = asyncio.create_task(self._observer.wait_idle())
         await asyncio.wait({stopped, idle}, return_when=asyncio.FIRST_COMPLETED)
         self.health.close()
-        # Only probes and tools may be left; they would hold the server for the whole grace.
-        await asyncio.wait({stopped}, timeout=0.2)
+        # Last statuses are still on their way. What is left then are tools' streams, which would
+        # hold the server for the whole grace.
+        await asyncio.wait({stopped}, timeout=_FLUSH_S)
         await self.grpc.stop(None)
         await stopped
         idle.cancel()

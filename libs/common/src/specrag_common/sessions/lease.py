@@ -8,7 +8,6 @@ noticing cannot write over its successor.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import uuid
 from typing import TYPE_CHECKING, Final, Self
 
@@ -142,8 +141,7 @@ class SessionLease:
     async def release(self) -> None:
         """Give the lease back if it is still ours; never raises for a store that is gone."""
         self._heartbeat.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._heartbeat
+        await asyncio.wait({self._heartbeat})
         try:
             with redis_errors("release the session's lease"):
                 await self._release(keys=[lease_key(self.key)], args=[self._value])

@@ -20,7 +20,7 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004 - the library's own name
 )
 
-from specrag_common.runtime.errors import UpstreamUnavailable
+from specrag_common.runtime.errors import FailedPrecondition, UpstreamUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,15 +44,23 @@ def open_redis(url: str) -> Redis:
 
     A command that gets no reply in 1.5 s fails; one retry on a fresh connection hides a restarted
     server. Close it with ``await client.aclose()``.
+
+    Raises:
+        FailedPrecondition: ``url`` is none; the message does not repeat it, it may hold a password.
     """
-    pool = ConnectionPool.from_url(
-        url,
-        max_connections=MAX_CONNECTIONS,
-        socket_connect_timeout=CONNECT_TIMEOUT_S,
-        socket_timeout=COMMAND_TIMEOUT_S,
-        socket_keepalive=True,
-        retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.2), 1),
-    )
+    try:
+        pool = ConnectionPool.from_url(
+            url,
+            max_connections=MAX_CONNECTIONS,
+            socket_connect_timeout=CONNECT_TIMEOUT_S,
+            socket_timeout=COMMAND_TIMEOUT_S,
+            retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.2), 1),
+        )
+    except ValueError as exc:
+        raise FailedPrecondition(
+            "the Redis URL must look like redis://host:port/0, rediss://… or unix://path",
+            reason="BAD_REDIS_URL",
+        ) from exc
     return Redis.from_pool(pool)
 
 
