@@ -29,9 +29,16 @@ WRITE_TIMEOUT_S: Final = 60.0
 PROBE_TIMEOUT_S: Final = 2.0
 
 _CONNECT_CODE: Final = 2
+_NOT_LOADED_CODE: Final = 101
 _UNREACHABLE: Final = ("fail connecting", "unavailable", "deadline", "timeout", "connection")
 
 _T = TypeVar("_T")
+
+
+class CollectionNotLoadedError(Exception):
+    """The server holds the collection on disk only; the caller loads it and tries again."""
+
+
 _log = get_logger(__name__)
 
 
@@ -41,6 +48,7 @@ async def guarded(call: Awaitable[_T], what: str, limit_s: float = READ_TIMEOUT_
     Raises:
         DeadlineExceeded: the request's own time is used up.
         UpstreamUnavailable: Milvus does not answer or cannot be reached.
+        CollectionNotLoadedError: the collection must be loaded first.
         NotFound: the collection does not exist.
         Capacity: Milvus limits the rate.
         InternalError: Milvus refused; its words are in the log.
@@ -57,12 +65,14 @@ async def guarded(call: Awaitable[_T], what: str, limit_s: float = READ_TIMEOUT_
         raise translate(exc, what) from exc
 
 
-def translate(exc: Exception, what: str) -> SpecragError:
-    """Return the error a caller may see for one of the client library's."""
+def translate(exc: Exception, what: str) -> SpecragError | CollectionNotLoadedError:
+    """Return the error in our terms for one of the client library's."""
     code = getattr(exc, "code", None)
     message = str(getattr(exc, "message", "") or exc)
     if code == ErrorCode.COLLECTION_NOT_FOUND:
         return NotFound(f"{what}: no such collection", reason="COLLECTION_NOT_FOUND")
+    if code == _NOT_LOADED_CODE:
+        return CollectionNotLoadedError(f"{what}: the collection is not loaded")
     if code in {ErrorCode.RATE_LIMIT, ErrorCode.FORCE_DENY}:
         return Capacity(f"{what}: Milvus limits the rate", retry_delay_s=2.0)
     is_rpc_error = isinstance(exc, grpc.RpcError)

@@ -21,6 +21,16 @@ _VERSION: Final = re.compile(r"(\d+)\.(\d+)")
 _LITE_MARK: Final = "lite"
 _FIRST_WITH_LEXICAL: Final = (2, 5)
 
+_CHANNEL_OPTIONS: Final = {
+    # A restarted server is found again within two seconds, not two minutes.
+    "grpc.initial_reconnect_backoff_ms": 100,
+    "grpc.min_reconnect_backoff_ms": 2_000,  # time for one attempt
+    "grpc.max_reconnect_backoff_ms": 2_000,
+    # Idle connections are not pinged: servers end those that ping more often than they allow.
+    "grpc.keepalive_time_ms": 30_000,
+    "grpc.keepalive_permit_without_calls": 0,
+}
+
 _log = get_logger(__name__)
 
 
@@ -70,7 +80,11 @@ class MilvusConnection:
         """Return the async client of the running loop; it connects at its first call."""
         if self._client is None:
             self._client = AsyncMilvusClient(
-                uri=self._uri, token=self._token, timeout=PROBE_TIMEOUT_S, dedicated=True
+                uri=self._uri,
+                token=self._token,
+                timeout=PROBE_TIMEOUT_S,
+                dedicated=True,
+                grpc_options=_CHANNEL_OPTIONS,
             )
         return self._client
 
@@ -94,6 +108,11 @@ class MilvusConnection:
             UpstreamUnavailable: it does not.
         """
         await guarded(self.client.get_server_version(), "probe", PROBE_TIMEOUT_S)
+
+    async def load_collection(self, milvus_name: str) -> None:
+        """Make a collection searchable that its server holds on disk only, as after a restart."""
+        _log.info("loading a collection", name=milvus_name)
+        await guarded(self.client.load_collection(milvus_name), "load collection", WRITE_TIMEOUT_S)
 
     async def create_collection(self, info: CollectionInfo) -> None:
         """Create and load a collection with its indexes.

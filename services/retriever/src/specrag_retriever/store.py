@@ -34,12 +34,17 @@ from specrag_retriever.expressions import (
     tenant_is,
 )
 from specrag_retriever.fusion import WindowHit, fuse
-from specrag_retriever.milvus_calls import WRITE_TIMEOUT_S, guarded
+from specrag_retriever.milvus_calls import (
+    READ_TIMEOUT_S,
+    WRITE_TIMEOUT_S,
+    CollectionNotLoadedError,
+    guarded,
+)
 from specrag_retriever.milvus_schema import DENSE_FIELD, LEXICAL_FIELD, PASSAGE_FIELDS
 from specrag_retriever.rows import IndexedDocument, batches, build_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -167,12 +172,8 @@ class MilvusStore:
         found: list[StoredVersion] = []
         for ids in _groups(document_ids):
             parts = [tenant_is(tenant), one_of("document_id", ids), "row_idx == 0"]
-            call = self._connection.client.query(
-                milvus_name(name),
-                filter=all_of(parts),
-                output_fields=["document_id", "version", "num_passages"],
-                limit=_MAX_QUERY_ROWS,
-                consistency_level=STRONG,
+            rows = await self._query(
+                name, parts, ["document_id", "version", "num_passages"], limit=_MAX_QUERY_ROWS
             )
             found += [
                 StoredVersion(
@@ -180,7 +181,7 @@ class MilvusStore:
                     version=row["version"],
                     num_passages=row["num_passages"],
                 )
-                for row in await guarded(call, "look up documents")
+                for row in rows
             ]
         return found
 
@@ -229,17 +230,19 @@ class MilvusStore:
         is_dense = field == DENSE_FIELD
         ef = max(_MIN_EF, query.limit)
         params = {"metric_type": "COSINE", "params": {"ef": ef}} if is_dense else _BM25_PARAMS
-        call = self._connection.client.search(
-            info.milvus_name,
-            data=[data],
-            anns_field=field,
-            search_params=params,
-            filter=self._search_expression(info.name, query),
-            limit=query.limit,
-            output_fields=[*PASSAGE_FIELDS, *([DENSE_FIELD] if query.with_vectors else [])],
-            consistency_level=STRONG,
+        results: list[list[Any]] = await self._on_loaded(
+            info.name,
+            lambda: self._connection.client.search(
+                info.milvus_name,
+                data=[data],
+                anns_field=field,
+                search_params=params,
+                filter=self._search_expression(info.name, query),
+                limit=query.limit,
+                output_fields=[*PASSAGE_FIELDS, *([DENSE_FIELD] if query.with_vectors else [])],
+                consistency_level=STRONG,
+            ),
         )
-        results = await guarded(call, f"search {info.name!r}")
         return [
             WindowHit(
                 row_id=hit["row_id"],
@@ -273,28 +276,44 @@ class MilvusStore:
 
     async def _versions_of(self, name: str, of_document: list[str]) -> set[str]:
         """Return all versions with any row, incomplete ones too."""
-        call = self._connection.client.query(
-            milvus_name(name),
-            filter=all_of(of_document),
-            output_fields=["version"],
-            limit=_MAX_QUERY_ROWS,
-            consistency_level=STRONG,
-        )
-        return {row["version"] for row in await guarded(call, "look up versions")}
+        rows = await self._query(name, of_document, ["version"], limit=_MAX_QUERY_ROWS)
+        return {row["version"] for row in rows}
 
     async def _delete(self, name: str, parts: Sequence[str]) -> None:
-        call = self._connection.client.delete(milvus_name(name), filter=all_of(parts))
-        await guarded(call, "delete passages", WRITE_TIMEOUT_S)
+        client, expression = self._connection.client, all_of(parts)
+        await self._on_loaded(
+            name, lambda: client.delete(milvus_name(name), filter=expression), WRITE_TIMEOUT_S
+        )
 
     async def _count(self, name: str, parts: Sequence[str]) -> int:
-        call = self._connection.client.query(
-            milvus_name(name),
-            filter=all_of(parts),
-            output_fields=["count(*)"],
-            consistency_level=STRONG,
-        )
-        rows = await guarded(call, f"count {name!r}")
+        rows = await self._query(name, parts, ["count(*)"])
         return int(rows[0]["count(*)"])
+
+    async def _query(
+        self, name: str, parts: Sequence[str], fields: list[str], **more: Any
+    ) -> Sequence[dict[str, Any]]:
+        rows: Sequence[dict[str, Any]] = await self._on_loaded(
+            name,
+            lambda: self._connection.client.query(
+                milvus_name(name),
+                filter=all_of(parts),
+                output_fields=fields,
+                consistency_level=STRONG,
+                **more,
+            ),
+        )
+        return rows
+
+    async def _on_loaded(
+        self, name: str, make_call: Callable[[], Awaitable[_T]], limit_s: float = READ_TIMEOUT_S
+    ) -> _T:
+        """Await a call; a collection that is not loaded, as after a restart, is loaded first."""
+        what = f"collection {name!r}"
+        try:
+            return await guarded(make_call(), what, limit_s)
+        except CollectionNotLoadedError:
+            await self._connection.load_collection(milvus_name(name))
+            return await guarded(make_call(), what, limit_s)
 
     async def close(self) -> None:
         """Wait for the write at hand."""
