@@ -167,6 +167,14 @@ def _look(models: tuple[ToyModel, ...]) -> list[Draft]:
     ]
 
 
+def _replace_second_branch(proposals: list[DraftProposal]) -> list[DraftProposal]:
+    """Let the first drafter's second branch be fixed, and its first one end in a fixed token."""
+    first, second = proposals[0].branches
+    first = replace(first, token_ids=(first.token_ids[0], 1), laws=(first.laws[0], None))
+    second = replace(second, token_ids=(2, 0), laws=(None, None))
+    return [replace(proposals[0], branches=(first, second)), *proposals[1:]]
+
+
 def _fixed(models: tuple[ToyModel, ...]) -> list[Draft]:
     """Branches fixed beforehand, as a suffix match gives, with a duplicate among them."""
     fixed: list[Prefix] = [(0, 1), (2, 2), (0, 1), (1,)]
@@ -193,7 +201,12 @@ KINDS: dict[str, Kind] = {
         ]
     ),
     "two branches, iid": Kind(build=sample_iid(2), vocab_size=4),
-    "two branches and a drafter": Kind(build=sample_iid(2, 1)),
+    "two branches and a drafter": Kind(
+        build=lambda models: [
+            draft_iid(models[0], 0, num_branches=2),
+            draft_iid(models[1], 1, num_branches=1, depth=1),
+        ]
+    ),
     "capped laws": Kind(build=sample_iid(1, 1), vocab_size=5, max_support=2),
     "siblings without replacement": Kind(
         build=lambda models: [draft_without_replacement(models[0], 0, num_roots=2, num_children=1)],
@@ -215,6 +228,9 @@ KINDS: dict[str, Kind] = {
     ),
     "fixed branches": Kind(build=_fixed, vocab_size=4),
     "greedy and sampled": Kind(build=_mix_kinds),
+    "mixed kinds in one proposal": Kind(
+        build=sample_iid(2, 1), change_proposals=_replace_second_branch
+    ),
     "deterministic after looking": Kind(build=_look),
     "confidence cut, declared deterministic": Kind(
         build=sample_iid(1, 1),

@@ -176,6 +176,7 @@ def test_token_outside_its_stated_support_is_reported_and_tried_as_deterministic
         pytest.param([0, 1], [0.5, 0.2], id="does not sum to 1"),
         pytest.param([1, 0], [0.5, 0.5], id="not ascending"),
         pytest.param([0, 1], [1.5, -0.5], id="negative"),
+        pytest.param([-1, 0], [0.5, 0.5], id="negative token id"),
         pytest.param([0, 1], [0.0, 1.0], id="token has no probability"),
         pytest.param([0, 1], [1.0], id="lengths differ"),
         pytest.param([], [], id="empty"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -57,24 +58,33 @@ class ToyModel:
         self._params = params
         self._dtype = dtype
         self._max_support = max_support
+        self._committed: Prefix = ()
         self._laws: dict[Prefix, Law] = {}
         self._draft_laws: dict[Prefix, DraftLaw] = {}
 
     def law(self, prefix: Prefix) -> Law:
         """[vocab_size]: the processed law behind ``prefix``."""
-        if prefix not in self._laws:
-            rng = np.random.default_rng([self._seed, len(prefix), *prefix])
-            logits = rng.normal(scale=1.2, size=self.vocab_size)
-            self._laws[prefix] = compute_law(logits.astype(self._dtype), self._params)
-        return self._laws[prefix]
+        tokens = (*self._committed, *prefix)
+        if tokens not in self._laws:
+            rng = np.random.default_rng([self._seed, len(tokens), *tokens])
+            logits: Law = rng.normal(scale=1.2, size=self.vocab_size)
+            self._laws[tokens] = compute_law(logits.astype(self._dtype), self._params)
+        return self._laws[tokens]
+
+    def behind(self, committed: Prefix) -> ToyModel:
+        """The same tables, seen from behind committed tokens."""
+        model = copy(self)
+        model._committed = (*self._committed, *committed)
+        return model
 
     def draft_law(self, prefix: Prefix) -> DraftLaw:
         """The law as a drafter ships it: capped, renormalised, without zeros."""
-        if prefix not in self._draft_laws:
-            self._draft_laws[prefix] = cap_law(
+        tokens = (*self._committed, *prefix)
+        if tokens not in self._draft_laws:
+            self._draft_laws[tokens] = cap_law(
                 self.law(prefix), max_support=self._max_support or self.vocab_size
             )
-        return self._draft_laws[prefix]
+        return self._draft_laws[tokens]
 
 
 @dataclass
@@ -123,13 +133,38 @@ class Round:
         return (*(int(tree.token_ids[node]) for node in result.path), result.final_token)
 
 
-def compute_output_law(round_: Round) -> NDArray[np.float64]:
-    """[vocab_size] * ANSWER_LENGTH: the exact law of answers that begin with the round."""
-    size = round_.target.vocab_size
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """Rounds until the answer is long enough; the draft length follows from earlier rounds."""
+
+    target: ToyModel
+    draft_models: Sequence[ToyModel]
+
+    def __call__(self, base: EnumeratingChooser) -> Prefix:
+        """Return the committed tokens, cut to the length compared."""
+        committed: Prefix = ()
+        gamma = 1
+        while len(committed) < ANSWER_LENGTH:
+            round_ = Round(
+                target=self.target.behind(committed),
+                drafters=[
+                    draft_iid(model.behind(committed), idx, num_branches=1, depth=gamma)
+                    for idx, model in enumerate(self.draft_models)
+                ],
+            )
+            tokens = round_(base)
+            gamma = 2 if len(tokens) > gamma else 1
+            committed = (*committed, *tokens)
+        return committed[:ANSWER_LENGTH]
+
+
+def compute_output_law(procedure: Round | Rounds) -> NDArray[np.float64]:
+    """[vocab_size] * ANSWER_LENGTH: the exact law of answers that begin with the procedure."""
+    size = procedure.target.vocab_size
     law = np.zeros((size,) * ANSWER_LENGTH)
     total = 0.0
-    for probability, tokens in enumerate_outcomes(round_):
-        law[tokens] += probability * compute_continuation(round_.target, tokens)
+    for probability, tokens in enumerate_outcomes(procedure):
+        law[tokens] += probability * compute_continuation(procedure.target, tokens)
         total += probability
     assert abs(total - 1.0) < 1e-5, "the enumerated choices do not sum to 1"
     return law
@@ -149,9 +184,9 @@ def compute_continuation(target: ToyModel, prefix: Prefix) -> NDArray[np.float64
     )
 
 
-def compute_total_variation(round_: Round) -> float:
-    """Distance between the round's output law and the target's, over whole answers."""
-    difference = compute_output_law(round_) - compute_continuation(round_.target, ())
+def compute_total_variation(procedure: Round | Rounds) -> float:
+    """Distance between the output law and the target's, over whole answers."""
+    difference = compute_output_law(procedure) - compute_continuation(procedure.target, ())
     return float(0.5 * np.abs(difference).sum())
 
 

@@ -62,13 +62,16 @@ def _round(
 
 
 def merge_duplicates_away() -> Round:
-    """Two drafters, but a node keeps only its first proposal."""
+    """Three drafters with one model, but a node keeps only its first proposal."""
 
     def change(tree: TokenTree) -> TokenTree:
         first = {proposal.node_idx: proposal for proposal in reversed(tree.proposals)}
         return replace(tree, proposals=tuple(first.values()))
 
-    return _round(sample_iid(1, 1), change_tree=change)
+    return _round(
+        lambda models: [draft_iid(models[0], idx, num_branches=1) for idx in range(3)],
+        change_tree=change,
+    )
 
 
 def give_greedy_tokens_model_laws() -> Round:

@@ -114,7 +114,8 @@ def _condition(law: DraftLaw, earlier: list[int]) -> DraftLaw | None:
     total = float(law.probs.sum(dtype=np.float64))
     if len(law.probs) != len(law.token_ids) or abs(total - 1.0) > _MASS_TOLERANCE:
         return None
-    if (law.probs < 0).any() or (np.diff(law.token_ids) <= 0).any():
+    ids = law.token_ids
+    if ids[0] < 0 or (ids[1:] <= ids[:-1]).any() or (law.probs < 0).any():
         return None
     probs = law.probs
     if earlier:
