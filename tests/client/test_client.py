@@ -27,7 +27,7 @@ from specrag_common.runtime.errors import (
 if TYPE_CHECKING:
     from specrag_client.events import AnswerEvent
 
-    from .conftest import RagScript
+    from tests.client.conftest import RagScript
 
 
 async def test_answer_yields_every_event_in_order(orchestrator: str) -> None:

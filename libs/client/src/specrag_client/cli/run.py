@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
@@ -29,6 +30,9 @@ _EXIT_BROKEN_PIPE = 141
 
 def main() -> NoReturn:
     """Run the command line and exit."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     raise SystemExit(run(sys.argv[1:]))
 
 
@@ -37,6 +41,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code = app.main(args=list(arguments), prog_name="specrag", standalone_mode=False)
         sys.stdout.flush()
+    except SystemExit:  # What click makes of a broken pipe.
+        return _report(BrokenPipeError())
     except Exception as exc:  # noqa: BLE001 - the last place: people get a line, not a traceback
         return _report(exc)
     return code if isinstance(code, int) else 0

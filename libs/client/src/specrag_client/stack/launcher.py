@@ -16,12 +16,12 @@ from specrag_client.stack.polling import wait_until
 from specrag_client.stack.processes import ChildProcess, StackError, read_tail
 from specrag_client.stack.record import StackRecord, write_record
 from specrag_client.stack.servers import (
+    PortOwner,
     ServerNotFoundError,
     find_free_port,
     find_redis_server,
-    is_listening,
-    listeners_of,
     milvus_command,
+    owner_of,
     redis_command,
 )
 from specrag_client.stack.shutdown import stop_processes
@@ -193,18 +193,14 @@ class StackLauncher:
         for _attempt in range(_PORT_ATTEMPTS):
             port = self._choose_port()
             child = self._spawn(self._plan.server(name, command(port)), f"127.0.0.1:{port}")
-            if await self._owns_port(child, port):
+            owner = await _settle_owner(child, port)
+            if owner is PortOwner.OURS and child.exit_code is None:
                 await self._until_healthy(child)
                 return f"127.0.0.1:{port}"
-            child.identity.kill_session()
-            if not _is_port_clash(child, port):
+            child.kill()
+            if owner not in {PortOwner.OTHERS, PortOwner.SHARED}:
                 break
         raise child.died_error()
-
-    async def _owns_port(self, child: ChildProcess, port: int) -> bool:
-        """Wait until the port is listened on; tell whether that is by this child alone."""
-        await wait_until(lambda: child.exit_code is not None or is_listening(port))
-        return child.exit_code is None and len(listeners_of(port)) <= 1
 
     async def _service(self, spec: ProcessSpec, group: asyncio.TaskGroup) -> str:
         """Start one of our services and return its address once it listens.
@@ -260,9 +256,16 @@ class StackLauncher:
         )
 
 
-def _is_port_clash(child: ChildProcess, port: int) -> bool:
-    said = read_tail(child.log_file).lower()
-    return len(listeners_of(port)) > 0 or "address already in use" in said
+async def _settle_owner(child: ChildProcess, port: int) -> PortOwner:
+    """Wait until a child listens or has ended; tell who listens then."""
+
+    def owner() -> PortOwner:
+        return owner_of(port, child.identity.pid)
+
+    await wait_until(
+        lambda: child.exit_code is not None or owner() in {PortOwner.OURS, PortOwner.SHARED}
+    )
+    return owner()
 
 
 def _first_of(errors: ExceptionGroup[StackError]) -> StackError:

