@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from specrag_inference.admission import Admission, SequenceRefusedError
 from specrag_inference.batching import Part, build_step
 from specrag_inference.cache.block_pool import BlockPool
-from specrag_inference.jobs.job import Extension, ExtensionLogits
+from specrag_inference.jobs.job import Extension, ExtensionLogits, JobLimits
 from specrag_inference.jobs.propose import ProposeJob
 from specrag_inference.jobs.verify import VerifyJob
 from specrag_inference.messages import (
@@ -103,6 +103,11 @@ class Engine:
             max_shared_prefill_tokens=self.config.max_shared_prefill_tokens,
             block_size=self.config.block_size,
         )
+        self._job_limits = JobLimits(
+            vocab_size=self.vocabulary.size,
+            max_model_len=model.max_model_len,
+            max_nodes=self.config.max_step_tokens - 1,
+        )
         self._admission = Admission(
             model,
             tokenizer,
@@ -116,6 +121,7 @@ class Engine:
         self._live: dict[str, LiveSequence] = {}
         self._events: list[EngineEvent] = []
         self._num_steps = 0
+        self._num_preemptions = 0
         self._may_admit = False
         self._is_starved = False
 
@@ -138,6 +144,8 @@ class Engine:
                 self._enqueue(command)
             case FreeSequence():
                 self._free(command.sequence_id)
+            case _:
+                raise TypeError(f"{command!r} is no engine command")
 
     def step(self) -> list[EngineEvent]:
         """Run at most one forward pass and return what has happened since the last call."""
@@ -162,6 +170,7 @@ class Engine:
             num_blocks=self.pool.num_blocks,
             num_free_blocks=self.pool.num_free,
             num_cached_blocks=self.pool.num_cached,
+            num_preemptions=self._num_preemptions,
         )
 
     def check_integrity(self) -> None:
@@ -214,8 +223,7 @@ class Engine:
         return build(
             live.sequence,
             command,  # type: ignore[arg-type]  # each class takes its own command
-            vocab_size=self.vocabulary.size,
-            max_model_len=self.model.max_model_len,
+            self._job_limits,
         )
 
     def _free(self, sequence_id: str) -> None:
@@ -308,6 +316,7 @@ class Engine:
         if victims:
             victim = max(victims, key=lambda live: live.order)
             victim.preempt()
+            self._num_preemptions += 1
             self._advance(victim)
             return
         length = oldest.num_positions + oldest.num_resident + oldest.num_tokens

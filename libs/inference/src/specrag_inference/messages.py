@@ -204,13 +204,23 @@ EngineEvent = SequenceOpened | RoundVerified | TokensProposed | SequenceFailed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """A snapshot for health, metrics and leak checks."""
+    """A snapshot for health, metrics and leak checks.
+
+    Attributes:
+        num_running: open sequences, idle ones included.
+        num_waiting: sequences not yet admitted.
+        num_blocks: cache blocks.
+        num_free_blocks: blocks no sequence holds, cached prefixes included.
+        num_cached_blocks: free blocks that hold a prefix which can be taken up.
+        num_preemptions: how often a sequence lost its blocks to another, since the start.
+    """
 
     num_running: int
     num_waiting: int
     num_blocks: int
     num_free_blocks: int
     num_cached_blocks: int
+    num_preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

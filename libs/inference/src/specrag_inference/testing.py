@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
+from specrag_common.speculation.proposals import DraftBranch, DraftSource, SiblingKind
+from specrag_common.speculation.token_tree import ROOT, NodeProposal, TokenTree
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -23,9 +26,13 @@ from specrag_inference.models.loading import LoadedModel, describe_model
 from specrag_inference.models.quiet import quiet_transformers
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from transformers import PreTrainedConfig
+
+    from specrag_inference.engine import Engine
+    from specrag_inference.messages import EngineEvent
 
 Family = Literal["llama", "qwen3", "gemma2"]
 
@@ -128,6 +135,52 @@ def save_tiny_model(folder: Path, family: Family = "llama", *, seed: int = 0) ->
         model.module.save_pretrained(folder)
         build_byte_tokenizer().save_pretrained(folder)
     return folder
+
+
+def drain(engine: Engine) -> list[EngineEvent]:
+    """Step the engine until it has nothing to do; return all its events."""
+    events: list[EngineEvent] = []
+    while engine.has_work:
+        events += engine.step()
+    return events
+
+
+def build_tree(proposals: Iterable[tuple[int, Sequence[DraftBranch]]]) -> TokenTree:
+    """Merge (drafter index, branches) into a token tree, all branches IID."""
+    token_ids: list[int] = []
+    parent_idx: list[int] = []
+    merged: dict[tuple[int, int], int] = {}
+    made = []
+    for drafter_index, branches in proposals:
+        for branch_idx, branch in enumerate(branches):
+            parent = ROOT
+            for token_id, law in zip(branch.token_ids, branch.laws, strict=True):
+                if (parent, token_id) not in merged:
+                    merged[parent, token_id] = len(token_ids)
+                    token_ids.append(token_id)
+                    parent_idx.append(parent)
+                parent = merged[parent, token_id]
+                made.append(
+                    NodeProposal(
+                        node_idx=parent,
+                        drafter_index=drafter_index,
+                        branch_idx=branch_idx,
+                        law=law,
+                        sibling_kind=SiblingKind.IID,
+                    )
+                )
+    return TokenTree(
+        token_ids=np.asarray(token_ids, dtype=np.int32),
+        parent_idx=np.asarray(parent_idx, dtype=np.int32),
+        proposals=tuple(made),
+    )
+
+
+def build_chain_branch(token_ids: Sequence[int]) -> DraftBranch:
+    """Return a DETERMINISTIC branch."""
+    return DraftBranch(
+        token_ids=tuple(token_ids), laws=(None,) * len(token_ids), source=DraftSource.MODEL
+    )
 
 
 def _byte_alphabet() -> list[str]:

@@ -56,6 +56,31 @@ class ExtensionLogits:
         return self._rows.row(self._node_row + new_node_idx)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLimits:
+    """What every command is checked against.
+
+    Attributes:
+        vocab_size: token ids are below it.
+        max_model_len: longest sequence in tokens.
+        max_nodes: most tree nodes, those of all drafted branches together included.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    max_nodes: int
+
+    def check_token_ids(self, token_ids: Sequence[int], what: str) -> None:
+        """Raise ``ValueError`` when an id is none of the vocabulary's."""
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
+            raise ValueError(f"a token id of {what} is outside [0, {self.vocab_size})")
+
+    def check_num_nodes(self, num_nodes: int) -> None:
+        """Raise ``ValueError`` when a tree is too large for one pass."""
+        if num_nodes > self.max_nodes:
+            raise ValueError(f"num_nodes={num_nodes} exceeds max_nodes={self.max_nodes}")
+
+
 class Job(Protocol):
     """One command being carried out.
 

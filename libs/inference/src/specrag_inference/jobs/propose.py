@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from specrag_inference.drafting import DrawnToken
-    from specrag_inference.jobs.job import ExtensionLogits
+    from specrag_inference.jobs.job import ExtensionLogits, JobLimits
     from specrag_inference.messages import EngineEvent, ProposeTokens
     from specrag_inference.sequence import SequenceState
 
@@ -51,14 +51,11 @@ class ProposeJob:
         self,
         sequence: SequenceState,
         command: ProposeTokens,
-        *,
-        vocab_size: int,
-        max_model_len: int,
+        limits: JobLimits,
     ) -> None:
         self._sequence = sequence
         self._command = command
-        self._vocab_size = vocab_size
-        self._max_model_len = max_model_len
+        self._limits = limits
         self._passes_left = 0
         self._is_abandoned = False
         self._tree = DraftTree()
@@ -73,13 +70,13 @@ class ProposeJob:
         """Commit, keeping the drafted nodes that turned out right in the cache."""
         sequence = self._sequence
         committed = list(self._command.committed_token_ids)
-        if committed and not 0 <= min(committed) <= max(committed) < self._vocab_size:
-            raise ValueError(f"a committed token id is outside [0, {self._vocab_size})")
-        room = self._max_model_len - len(sequence.token_ids) - len(committed)
+        self._limits.check_token_ids(committed, "committed_token_ids")
+        self._limits.check_num_nodes(self._command.gamma * self._command.num_branches)
+        max_model_len = self._limits.max_model_len
+        room = max_model_len - len(sequence.token_ids) - len(committed)
         if room < 0:
             raise ValueError(
-                f"num_tokens={self._max_model_len - room} exceeds "
-                f"max_model_len={self._max_model_len}"
+                f"num_tokens={max_model_len - room} exceeds max_model_len={max_model_len}"
             )
         # The last committed token stays pending: only computing it gives logits to draft from.
         path = [] if sequence.draft_tree is None else sequence.draft_tree.match(committed[:-1])

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from specrag_inference.jobs.job import ExtensionLogits
+    from specrag_inference.jobs.job import ExtensionLogits, JobLimits
     from specrag_inference.messages import EngineEvent, SamplingParams, VerifyTree
     from specrag_inference.sequence import SequenceState
     from specrag_inference.verification import WalkResult
@@ -33,14 +33,11 @@ class VerifyJob:
         self,
         sequence: SequenceState,
         command: VerifyTree,
-        *,
-        vocab_size: int,
-        max_model_len: int,
+        limits: JobLimits,
     ) -> None:
         self._sequence = sequence
         self._command = command
-        self._vocab_size = vocab_size
-        self._max_model_len = max_model_len
+        self._limits = limits
         self._passes_left = 1 + command.free_run_tokens
         self._tree = TokenTree.empty()
         self._original_idx: NDArray[np.int64] = np.empty(0, dtype=np.int64)
@@ -60,10 +57,8 @@ class VerifyJob:
             )
         tree = self._command.tree
         check_parents(tree.parent_idx)
-        if tree.num_nodes and not 0 <= tree.token_ids.min() <= tree.token_ids.max() < (
-            self._vocab_size
-        ):
-            raise ValueError(f"a token id of the tree is outside [0, {self._vocab_size})")
+        self._limits.check_num_nodes(tree.num_nodes)
+        self._limits.check_token_ids(tree.token_ids.tolist(), "the tree")
         self._sequence.drop_scratch()
         self._set_tree(tree)
 
@@ -147,7 +142,7 @@ class VerifyJob:
             return
         mask = compute_ancestor_mask(tree.parent_idx)
         depths = mask.sum(axis=1, dtype=np.int32)
-        max_depth = self._max_model_len - 1 - len(self._sequence.token_ids)
+        max_depth = self._limits.max_model_len - 1 - len(self._sequence.token_ids)
         kept = np.flatnonzero(depths <= max_depth)
         self._original_idx = kept
         self._tree = cut_tree(tree, kept)

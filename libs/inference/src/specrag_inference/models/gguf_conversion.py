@@ -30,7 +30,7 @@ def convert_gguf(path: Path, cache_dir: Path) -> Path:
     folder = get_converted_folder(path, cache_dir)
     if folder.is_dir():
         return folder
-    with FileLock(folder.with_suffix(".lock")):
+    with FileLock(cache_dir / f"{folder.name}.lock"):
         if not folder.is_dir():
             work = Path(tempfile.mkdtemp(prefix=".converting-", dir=cache_dir))
             try:
