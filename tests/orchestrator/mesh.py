@@ -70,7 +70,21 @@ class Mesh:
     verifier: ScriptedVerifier
     drafters: list[ScriptedDrafter]
     retriever: ListedRetriever
-    drafter_servers: list[GrpcServer] = field(default_factory=list)
+    drafter_servers: list[GrpcServer]
+    verifier_server: GrpcServer
+    port: int
+
+    async def stop_verifier(self) -> None:
+        await self.verifier_server.grpc.stop(0)
+
+    @contextlib.asynccontextmanager
+    async def restart_drafter(self, port: int) -> AsyncIterator[None]:
+        """Serve drafter 0 again on its old port."""
+        server = make_server(DRAFTER, port=port)
+        drafter_pb2_grpc.add_DrafterServiceServicer_to_server(self.drafters[0], server.grpc)
+        async with contextlib.AsyncExitStack() as stack:
+            await start_server(server, stack)
+            yield
 
     async def ask(self, **fields: Any) -> Answered:
         """Ask and collect the events; an error is collected too."""
@@ -82,10 +96,14 @@ class Mesh:
             answered.error = exc
         return answered
 
+    def open(self, **fields: Any) -> Any:
+        """Return the call of an answer, to be read step by step."""
+        return self.stub.Answer(make_request(**fields), timeout=20)
+
     async def wait_idle(self, timeout_s: float = 1.0) -> None:
         """Return once no model service serves a stream."""
         async with asyncio.timeout(timeout_s):
-            while self.verifier.num_open or any(one.num_open for one in self.drafters):
+            while self.verifier.num_open or any(one.num_open for one in self.drafters):  # noqa: ASYNC110 - counts of other servers
                 await asyncio.sleep(0.005)
 
 
@@ -189,11 +207,14 @@ async def running_mesh(
         )
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{server.port}"))
         stub: rag_pb2_grpc.RagServiceAsyncStub = rag_pb2_grpc.RagServiceStub(channel)
-        yield Mesh(stub, verifier, drafters, retriever, drafter_servers)
+        yield Mesh(
+            stub, verifier, drafters, retriever, drafter_servers, verifier_server, server.port
+        )
 
 
-def make_server(service: str) -> GrpcServer:
-    return GrpcServer(ServiceSettings(drain_notice_s=0.0, drain_grace_s=0.5), services=[service])
+def make_server(service: str, *, port: int = 0) -> GrpcServer:
+    settings = ServiceSettings(port=port, drain_notice_s=0.0, drain_grace_s=0.5)
+    return GrpcServer(settings, services=[service])
 
 
 async def start_server(server: GrpcServer, stack: contextlib.AsyncExitStack) -> None:

@@ -253,6 +253,7 @@ class DraftScript:
         error: what to raise.
         hang_at_round: never answer this round.
         on_round: called with each round's number.
+        fingerprint: of its tokenizer.
     """
 
     token_ids: list[int]
@@ -263,14 +264,14 @@ class DraftScript:
     error: SpecragError | None = None
     hang_at_round: int | None = None
     on_round: Callable[[int], None] = lambda _: None
+    fingerprint: str = FINGERPRINT
 
 
 class ScriptedDrafter(drafter_pb2_grpc.DrafterServiceServicer):
     """Serves :class:`DraftScript`; remembers what it was asked."""
 
-    def __init__(self, script: DraftScript, *, fingerprint: str = FINGERPRINT) -> None:
+    def __init__(self, script: DraftScript) -> None:
         self.script = script
-        self.fingerprint = fingerprint
         self.opened: list[drafter_pb2.OpenDrafting] = []
         self.committed: list[list[int]] = []
         self.num_open = 0
@@ -279,7 +280,7 @@ class ScriptedDrafter(drafter_pb2_grpc.DrafterServiceServicer):
         self, request: Any, context: Context
     ) -> drafter_pb2.DrafterServiceGetModelInfoResponse:
         return drafter_pb2.DrafterServiceGetModelInfoResponse(
-            model=model_info(self.fingerprint, common_pb2.CAPABILITY_DRAFT_SUFFIX)
+            model=model_info(self.script.fingerprint, common_pb2.CAPABILITY_DRAFT_SUFFIX)
         )
 
     async def DraftTokens(  # noqa: N802 - name given by the protocol
@@ -289,7 +290,7 @@ class ScriptedDrafter(drafter_pb2_grpc.DrafterServiceServicer):
         try:
             first = await anext(request_iterator)
             self.opened.append(first.open)
-            if first.open.tokenizer_fingerprint != self.fingerprint:
+            if first.open.tokenizer_fingerprint != self.script.fingerprint:
                 raise FailedPrecondition("another tokenizer", reason="TOKENIZER_MISMATCH")
             await asyncio.sleep(self.script.prefill_s)
             yield drafter_pb2.DraftTokensResponse(ready=drafter_pb2.DraftingReady())

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from specrag.v1 import verifier_pb2
 from specrag_common.runtime.client_calls import cancelling
-from specrag_common.runtime.errors import InvalidRequest, SpecragError, UpstreamUnavailable
+from specrag_common.runtime.errors import (
+    InvalidRequest,
+    ModelFailure,
+    SequenceTooLong,
+    SpecragError,
+    UpstreamUnavailable,
+)
 from specrag_common.wire.conversations import encode_conversation
 from specrag_common.wire.rounds import encode_round_key
 from specrag_common.wire.sampling import encode_mode, encode_sampling
@@ -19,7 +25,7 @@ from specrag_common.wire.verified import VerifiedTokens, decode_verified
 from specrag_orchestrator.upstream import RETRY_HINT_S, malformed, peer_errors
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from specrag.v1 import verifier_pb2_grpc
     from specrag_common.conversation import Conversation
@@ -120,7 +126,7 @@ class GenerationStream:
     async def messages(self) -> AsyncIterator[TargetMessage]:
         """See :class:`TargetStream`."""
         request = verifier_pb2.GenerateRequest(open=self._request.encode())
-        with peer_errors(PEER), cancelling(self._stub.Generate(request)) as call:
+        with _refusals(), peer_errors(PEER), cancelling(self._stub.Generate(request)) as call:
             async for message in _decode_all(call, self._vocab_size):
                 yield message
 
@@ -178,9 +184,23 @@ class VerificationStream:
 
     async def messages(self) -> AsyncIterator[TargetMessage]:
         """See :class:`TargetStream`."""
-        with peer_errors(PEER):
+        with _refusals(), peer_errors(PEER):
             async for message in _decode_all(self._call, self._vocab_size):
                 yield message
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Tell what the verifier refuses in the words of our caller's request."""
+    try:
+        yield
+    except SequenceTooLong as exc:
+        details = "; ".join(one.description for one in exc.violations) or exc.message
+        refusal = InvalidRequest("question", details, reason=exc.reason)
+        refusal.metadata = exc.metadata
+        raise refusal from exc
+    except InvalidRequest as exc:
+        raise ModelFailure(f"the verifier refused its request: {exc.message}") from exc
 
 
 async def _decode_all(call: Any, vocab_size: int) -> AsyncIterator[TargetMessage]:
