@@ -32,7 +32,7 @@ class CostModel:
         round_overhead: cost of a round with drafts beyond one without (merging, messages).
     """
 
-    verify_per_token: float = 0.01
+    verify_per_token: float = 0.004
     draft_per_token: float = 0.0
     round_overhead: float = 0.0
 
