@@ -36,11 +36,12 @@ async def wait_ready(retriever: Retriever, *, ready: bool) -> None:
 
 
 async def wait_answering(retriever: Retriever) -> None:
-    """Return once the service reaches Milvus again; three seconds are allowed."""
-    async with asyncio.timeout(3):
+    """Return once the service reaches Milvus again; five seconds are allowed."""
+    request = pb.GetCollectionRequest(name=retriever.collection)
+    async with asyncio.timeout(5):
         while True:
             try:
-                await retriever.counts()
+                await retriever.stub.GetCollection(request, timeout=1)
             except grpc.aio.AioRpcError:
                 await asyncio.sleep(0.05)
             else:

@@ -26,6 +26,7 @@ _CHANNEL_OPTIONS: Final = {
     "grpc.initial_reconnect_backoff_ms": 100,
     "grpc.min_reconnect_backoff_ms": 2_000,  # time for one attempt
     "grpc.max_reconnect_backoff_ms": 2_000,
+    "grpc.use_local_subchannel_pool": 1,  # or a fresh channel waits out the old one's back-off
     # Idle connections are not pinged: servers end those that ping more often than they allow.
     "grpc.keepalive_time_ms": 30_000,
     "grpc.keepalive_permit_without_calls": 0,
