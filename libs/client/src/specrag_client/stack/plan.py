@@ -60,11 +60,15 @@ class StackPlan:
         return ProcessSpec(name=name, command=command, environment=self._inherited("", threads=1))
 
     def retriever(self, milvus_uri: str) -> ProcessSpec:
-        """Return the retriever's spec."""
+        """Return the retriever's spec; passages are measured in the target's tokens."""
+        model = self._options.target_model
         return self._service(
             "retriever",
             {"NUM_THREADS": "1", "MODEL_CACHE_DIR": self._model_cache()},
-            {"MILVUS_URI": milvus_uri},
+            {
+                "MILVUS_URI": milvus_uri,
+                **({} if model is None else {"PASSAGE_TOKENIZER": model}),
+            },
         )
 
     def verifier(self) -> ProcessSpec:
