@@ -151,7 +151,7 @@ async def _decode_jointly(task: DecodingTask, resources: Resources) -> Decoded:
     )
 
 
-def _plan(task: DecodingTask, resources: Resources) -> DraftPlan:
+def _plan(task: DecodingTask, resources: Resources) -> DraftPlan[Drafter]:
     """Choose the drafters.
 
     Raises:
@@ -182,7 +182,7 @@ def _target_request(task: DecodingTask) -> TargetRequest:
 
 
 def _draft_session(
-    task: DecodingTask, plan: DraftPlan, drafter: Drafter, inbox: Inbox
+    task: DecodingTask, plan: DraftPlan[Drafter], drafter: Drafter, inbox: Inbox
 ) -> DraftSession:
     subset_idx = plan.drafters.index(drafter)
     request = DraftingRequest(
@@ -199,7 +199,7 @@ def _draft_session(
     return DraftSession(drafter, request, inbox, vocab_size=task.model.info.vocab_size)
 
 
-def _draft_line(task: DecodingTask, plan: DraftPlan, drafter: Drafter) -> DraftLine:
+def _draft_line(task: DecodingTask, plan: DraftPlan[Drafter], drafter: Drafter) -> DraftLine:
     tally = DrafterTally(
         drafter_index=drafter.index,
         address=drafter.address,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from specrag.v1 import common_pb2
 from specrag_common.runtime.errors import FailedPrecondition, UpstreamUnavailable
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from specrag_common.runtime.errors import SpecragError
 
-    from specrag_orchestrator.drafters import Drafter
     from specrag_orchestrator.question import DraftOptions
 
 TOKENIZER_MISMATCH: Final = "TOKENIZER_MISMATCH"
@@ -29,8 +28,40 @@ _CAPABILITY_OF: Final = {
 }
 
 
+class Candidate(Protocol):
+    """What the choice looks at; see :class:`~specrag_orchestrator.drafters.Drafter`."""
+
+    @property
+    def index(self) -> int:
+        """Position among the configured drafters."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """What callers see."""
+        ...
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it can be used right now."""
+        ...
+
+    @property
+    def info(self) -> common_pb2.ModelInfo | None:
+        """Its handshake."""
+        ...
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot be used, in words."""
+        ...
+
+
+CandidateT = TypeVar("CandidateT", bound=Candidate)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftPlan:
+class DraftPlan(Generic[CandidateT]):
     """The drafters of one answer.
 
     Attributes:
@@ -38,13 +69,13 @@ class DraftPlan:
         degraded: what could not be had as asked.
     """
 
-    drafters: tuple[Drafter, ...]
+    drafters: tuple[CandidateT, ...]
     degraded: tuple[Degradation, ...]
 
 
 def plan_drafters(
-    drafters: Sequence[Drafter], options: DraftOptions, *, fingerprint: str, num_passages: int
-) -> DraftPlan:
+    drafters: Sequence[CandidateT], options: DraftOptions, *, fingerprint: str, num_passages: int
+) -> DraftPlan[CandidateT]:
     """Choose drafters: usable, of the target's tokenizer, able to do what is asked.
 
     Args:
@@ -54,7 +85,7 @@ def plan_drafters(
         num_passages: passages in the context; more drafters would have nothing to read.
     """
     wanted = min(options.num_drafters or len(drafters), max(1, num_passages))
-    usable: list[Drafter] = []
+    usable: list[CandidateT] = []
     left_out: list[Degradation] = []
     for drafter in drafters:
         fault = _find_fault(drafter, options, fingerprint)
@@ -69,7 +100,7 @@ def plan_drafters(
     return DraftPlan(drafters=tuple(usable[:wanted]), degraded=tuple(degraded))
 
 
-def no_drafters_error(plan: DraftPlan) -> SpecragError:
+def no_drafters_error(plan: DraftPlan[CandidateT]) -> SpecragError:
     """Return the error for a request that may not do without drafters and has none."""
     reasons = {one.reason for one in plan.degraded}
     details = "; ".join(f"{one.component}: {one.detail}" for one in plan.degraded)
@@ -79,7 +110,7 @@ def no_drafters_error(plan: DraftPlan) -> SpecragError:
     return UpstreamUnavailable(message, reason="NO_DRAFTERS", retry_delay_s=RETRY_HINT_S)
 
 
-def _find_fault(drafter: Drafter, options: DraftOptions, fingerprint: str) -> Degradation | None:
+def _find_fault(drafter: Candidate, options: DraftOptions, fingerprint: str) -> Degradation | None:
     """Return why a drafter cannot take part, or ``None``."""
     info = drafter.info
     if info is None or not drafter.is_usable:
@@ -99,5 +130,5 @@ def _find_fault(drafter: Drafter, options: DraftOptions, fingerprint: str) -> De
     return None
 
 
-def _fault(drafter: Drafter, reason: str, detail: str) -> Degradation:
+def _fault(drafter: Candidate, reason: str, detail: str) -> Degradation:
     return Degradation(component=drafter.name, reason=reason, detail=detail)
