@@ -73,13 +73,15 @@ def test_tokenizer_fingerprint_survives_saving_and_sees_another_special_token(
     assert tokenizer_fingerprint(tokenizer) != fingerprint
 
 
-def test_weights_fingerprint_follows_shapes_and_config(tmp_path: Path) -> None:
+def test_weights_fingerprint_follows_config_shapes_and_weights(tmp_path: Path) -> None:
     one = save_tiny_model(tmp_path / "one")
     copy = tmp_path / "copy"
     shutil.copytree(one, copy)
     assert weights_fingerprint(copy) == weights_fingerprint(one)
-    other = save_tiny_model(tmp_path / "other", "qwen3")
-    assert weights_fingerprint(other) != weights_fingerprint(one)
+    others: list[tuple[Family, int]] = [("qwen3", 0), ("llama", 1)]
+    for family, seed in others:
+        other = save_tiny_model(tmp_path / f"{family}{seed}", family, seed=seed)
+        assert weights_fingerprint(other) != weights_fingerprint(one)
 
 
 def test_auto_dtype_is_bf16_only_where_the_processor_computes_in_it() -> None:

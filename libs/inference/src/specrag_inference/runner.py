@@ -103,6 +103,8 @@ class ModelRunner:
             use_cache=False,
             prepared_attention=self._backend.prepare(step),
         )
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
         logits = output.logits[0, :, : self._vocabulary.size]
         return LogitRows(logits, self._vocabulary.holes)
 

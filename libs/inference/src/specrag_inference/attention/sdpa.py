@@ -39,7 +39,7 @@ class _PreparedSdpa:
     def __init__(self, storage: KvStorage, step: StepInputs) -> None:
         self._storage = storage
         self._segments = step.segments
-        self._slots = torch.from_numpy(step.slot_ids)
+        self._slots = torch.from_numpy(step.slot_ids).to(storage.data.device)
         self._masks: dict[tuple[int, int | None, int], torch.Tensor | None] = {}
 
     def attend(
@@ -63,7 +63,7 @@ class _PreparedSdpa:
         keys, values = self._storage.read(call.layer_idx, segment.slot_runs)
         keys, values = keys.transpose(0, 1), values.transpose(0, 1)
         if call.softcap is not None:
-            mask = torch.from_numpy(segment.compute_mask(call.window))
+            mask = torch.from_numpy(segment.compute_mask(call.window)).to(query.device)
             return compute_dense_attention(query, keys, values, mask, call)
         num_heads, num_queries, head_dim = query.shape
         group = num_heads // keys.shape[0]
@@ -74,27 +74,27 @@ class _PreparedSdpa:
             query[None],
             keys[None],
             values[None],
-            attn_mask=self._get_mask(index, call.window, group if folds else 1, query.dtype),
+            attn_mask=self._get_mask(index, call.window, group if folds else 1),
             scale=call.scaling,
             enable_gqa=not folds,
         )
         return output.view(num_heads, num_queries, head_dim)
 
-    def _get_mask(
-        self, index: int, window: int | None, repeats: int, dtype: torch.dtype
-    ) -> torch.Tensor | None:
+    def _get_mask(self, index: int, window: int | None, repeats: int) -> torch.Tensor | None:
         """Return the additive mask [repeats * num_queries, num_keys]; ``None`` = all visible."""
         key = (index, window, repeats)
         if key not in self._masks:
-            self._masks[key] = _build_additive_mask(self._segments[index], window, repeats, dtype)
+            self._masks[key] = _build_additive_mask(
+                self._segments[index], window, repeats, like=self._storage.data
+            )
         return self._masks[key]
 
 
 def _build_additive_mask(
-    segment: Segment, window: int | None, repeats: int, dtype: torch.dtype
+    segment: Segment, window: int | None, repeats: int, *, like: torch.Tensor
 ) -> torch.Tensor | None:
     if segment.sees_everything and (window is None or segment.num_keys <= window):
         return None
     visible = np.tile(segment.compute_mask(window), (repeats, 1))
-    mask = torch.zeros(visible.shape, dtype=dtype)
-    return mask.masked_fill_(torch.from_numpy(~visible), float("-inf"))
+    mask = like.new_zeros(visible.shape)
+    return mask.masked_fill_(torch.from_numpy(~visible).to(like.device), float("-inf"))

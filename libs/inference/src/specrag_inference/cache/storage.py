@@ -35,7 +35,9 @@ class KvStorage:
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
-        self.data = torch.zeros(
+        # Memory of the CPU is left to be mapped as it is written; no slot is read before that.
+        allocate = torch.empty if device.type == "cpu" else torch.zeros
+        self.data = allocate(
             (num_layers, 2, num_blocks * block_size, num_kv_heads, head_dim),
             dtype=dtype,
             device=device,

@@ -14,7 +14,7 @@ from specrag_inference.attention.backends import ATTENTION_NAME, register_attent
 from specrag_inference.models.fingerprint import weights_fingerprint
 from specrag_inference.models.gguf_conversion import convert_gguf
 from specrag_inference.models.quiet import quiet_transformers
-from specrag_inference.models.reference import HubModel, resolve_reference
+from specrag_inference.models.reference import HubModel, ModelReferenceError, resolve_reference
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -109,11 +109,19 @@ def load_folder(reference: str, cache_dir: Path) -> tuple[str, Path]:
     """Return model id and local folder of a reference, converting or downloading when needed."""
     source = resolve_reference(reference)
     if isinstance(source, HubModel):
-        folder = snapshot_download(source.model_id, allow_patterns=_HUB_FILES)
-        return source.model_id, Path(folder)
+        return source.model_id, _download(source.model_id)
     if source.is_gguf:
         return source.model_id, convert_gguf(source.path, cache_dir)
     return source.model_id, source.path
+
+
+def _download(model_id: str) -> Path:
+    try:
+        return Path(snapshot_download(model_id, allow_patterns=_HUB_FILES))
+    except OSError as error:
+        raise ModelReferenceError(
+            f"model '{model_id}' is no local path and cannot be fetched from the hub: {error}"
+        ) from error
 
 
 def resolve_dtype(name: DtypeName, device: torch.device) -> torch.dtype:

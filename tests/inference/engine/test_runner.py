@@ -1,0 +1,28 @@
+"""Which output rows are tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from specrag_inference.runner import LogitRows, TokenVocabulary
+
+
+def test_ids_beyond_the_tokenizer_are_cut_and_holes_can_never_win() -> None:
+    vocabulary = TokenVocabulary.from_ids([0, 1, 3, 4, 99], model_vocab_size=8)
+    assert vocabulary.size == 5
+    assert vocabulary.holes.tolist() == [2]
+    logits = torch.tensor([[1.0, 2.0, 50.0, 3.0, 2.5, 60.0, 60.0, 60.0]])
+    row = LogitRows(logits[:, : vocabulary.size], vocabulary.holes).row(0)
+    assert row.shape == (5,)
+    assert int(row.argmax()) == 3
+    assert np.isfinite(row).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_fp32_copies_of_the_pass(dtype: torch.dtype) -> None:
+    logits = torch.tensor([[1.0, 2.0]], dtype=dtype)
+    rows = LogitRows(logits, np.empty(0, dtype=np.int64))
+    rows.row(0)[:] = 9
+    assert rows.row(0).tolist() == [1.0, 2.0]
+    assert rows.row(0).dtype == np.float32
