@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from pymilvus import MilvusClient
-from pymilvus.exceptions import MilvusException
 from specrag.v1 import retriever_pb2 as pb
 
 if TYPE_CHECKING:
@@ -55,8 +53,8 @@ class LiteServer:
         deadline = time.monotonic() + 30
         while True:
             try:
-                MilvusClient(uri=self.uri, timeout=1).close()
-            except MilvusException:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+            except OSError:
                 assert self.process.poll() is None, "milvus-lite ended"
                 assert time.monotonic() < deadline, "milvus-lite did not come up in 30 s"
                 time.sleep(0.1)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from specrag_common.runtime.lifecycle import run_service
 from specrag_common.runtime.settings import load_settings
 
-from specrag_retriever.hosting import start_retriever
 from specrag_retriever.settings import RetrieverSettings
 
 if TYPE_CHECKING:
@@ -19,6 +18,9 @@ def main() -> None:
     settings = load_settings(RetrieverSettings)
 
     async def build(lifecycle: Lifecycle) -> None:
+        # Brings in torch, which takes seconds: bad settings are reported before that.
+        from specrag_retriever.hosting import start_retriever  # noqa: PLC0415 - see above
+
         await start_retriever(settings, lifecycle)
 
     run_service("retriever", settings, build)

@@ -130,7 +130,13 @@ class MilvusConnection:
             await client.close()
 
     def _create(self, info: CollectionInfo) -> None:
-        client = MilvusClient(uri=self._uri, token=self._token, timeout=PROBE_TIMEOUT_S)
+        client = MilvusClient(
+            uri=self._uri,
+            token=self._token,
+            timeout=PROBE_TIMEOUT_S,
+            dedicated=True,
+            grpc_options=_CHANNEL_OPTIONS,
+        )
         try:
             _, properties = encode_info(info)
             client.create_collection(

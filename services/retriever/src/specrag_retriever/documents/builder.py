@@ -14,6 +14,7 @@ _INVISIBLE: Final = re.compile(
 )
 _SILENTLY_DROPPED: Final = re.compile("[\u00ad\ufeff]")
 _LINE_ENDS: Final = re.compile("\r\n?|\u0085|\u2028|\u2029")
+_INDENTED: Final = frozenset({BlockKind.CODE, BlockKind.LIST_ITEM})
 _RUNS_TOGETHER: Final = frozenset({BlockKind.TABLE_ROW, BlockKind.LIST_ITEM})
 
 
@@ -39,6 +40,8 @@ class TextBuilder:
     def add(self, kind: BlockKind, text: str, *, level: int = 0) -> None:
         """Append a block; text without a visible character is left out."""
         cleaned = self._clean(text)
+        if kind not in _INDENTED:
+            cleaned = cleaned.lstrip(" \t")
         if not cleaned:
             return
         self._separate(kind)
@@ -61,7 +64,7 @@ class TextBuilder:
         text = _SILENTLY_DROPPED.sub("", _LINE_ENDS.sub("\n", text))
         text = _INVISIBLE.sub(self._drop_invisible, text)
         lines = [line.rstrip() for line in text.split("\n")]
-        return "\n".join(lines).strip("\n ") if text.strip() else ""
+        return "\n".join(lines).strip("\n") if text.strip() else ""
 
     def _drop_invisible(self, match: re.Match[str]) -> str:
         if match[1]:

@@ -119,7 +119,7 @@ class _Walker:
             self._run.parts.append("\n")
         elif tag in _INLINE or tag in _SILENT:
             return
-        elif tag == "table":
+        elif tag == "table" and not _is_layout(node):
             self._flush()
             add_table(self.builder, *_table_cells(node))
         elif tag == "pre":

@@ -22,6 +22,7 @@ _FRONT_MATTER: Final = re.compile(r"\A---[ \t]*\n(.*?)\n(?:---|\.\.\.)[ \t]*(?:\
 _FRONT_MATTER_LINE: Final = re.compile(r"[\w.-]+[ \t]*:(?:[ \t].*)?|[ \t]+.*|-[ \t].*|#.*|\s*")
 _TITLE_LINE: Final = re.compile(r"^title[ \t]*:[ \t]*(.+)$", re.M)
 _MAX_FRONT_MATTER_CHARS: Final = 20_000
+_MAX_NESTING: Final = 60
 
 
 def parse_markdown(text: str, notes: tuple[str, ...] = ()) -> ExtractedDocument:
@@ -34,7 +35,10 @@ def parse_markdown(text: str, notes: tuple[str, ...] = ()) -> ExtractedDocument:
     title, damaged, body = _split_front_matter(text)
     writer = _Writer()
     writer.builder.add(BlockKind.PARAGRAPH, damaged)
-    writer.write(MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(body))
+    parser = MarkdownIt("commonmark", {"maxNesting": _MAX_NESTING})
+    writer.write(parser.enable(["table", "strikethrough"]).parse(body))
+    if writer.builder.is_empty and "<" not in body:  # nested deeper than the parser goes
+        writer.builder.add(BlockKind.PARAGRAPH, body)
     return writer.builder.build(title=title or writer.first_heading, notes=notes)
 
 
