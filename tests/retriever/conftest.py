@@ -15,7 +15,7 @@ from specrag.v1.retriever_pb2_grpc import (
 from specrag_common.runtime.server import GrpcServer
 from specrag_common.runtime.settings import ServiceSettings
 from specrag_retriever.core import RetrieverCore
-from specrag_retriever.embedding import Embedder, load_counting_tokenizer
+from specrag_retriever.embedding import load_counting_tokenizer
 from specrag_retriever.milvus_connection import MilvusConnection
 from specrag_retriever.servicer import SERVICE_NAME, RetrieverServicer
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from specrag.v1.retriever_pb2_grpc import RetrieverServiceAsyncStub
+    from specrag_retriever.embedder import Embedder
     from tokenizers import Tokenizer
 
 

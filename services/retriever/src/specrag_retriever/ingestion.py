@@ -13,7 +13,7 @@ from specrag_common.runtime.telemetry import span
 
 from specrag_retriever.chunking import split_into_passages, split_into_windows
 from specrag_retriever.documents import DocumentSkippedError, extract_document, title_from_uri
-from specrag_retriever.embedding import Urgency
+from specrag_retriever.embedder import Urgency
 from specrag_retriever.rows import DocumentIdentity, IndexedDocument
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from specrag_retriever.catalogue import CollectionInfo
     from specrag_retriever.chunking import TextPassage, Window
-    from specrag_retriever.embedding import Embedder
+    from specrag_retriever.embedder import Embedder
     from specrag_retriever.store import MilvusStore
 
 _SPLIT_FORMAT: Final = "1"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from specrag.v1 import retriever_pb2
 from specrag_common.runtime.errors import FieldViolation, InvalidRequest
 
-from specrag_retriever.catalogue import NAME_PATTERN
+from specrag_retriever.catalogue import MAX_PASSAGE_TOKENS, MIN_PASSAGE_TOKENS, NAME_PATTERN
 from specrag_retriever.expressions import Comparison, Condition, is_field_name
 from specrag_retriever.searching import PassageQuery
 
@@ -34,8 +34,6 @@ MAX_TITLE_CHARS: Final = 1024
 MAX_METADATA_ENTRIES: Final = 32
 MAX_METADATA_BYTES: Final = 32 * 1024
 MAX_DELETED_IDS: Final = 1000
-MIN_PASSAGE_TOKENS: Final = 32
-MAX_PASSAGE_TOKENS: Final = 2048
 
 _METADATA_KEY: Final = re.compile(r"[a-z0-9_]{1,64}")
 _COMPARISONS: Final = {

@@ -12,7 +12,7 @@ from specrag_common.runtime.span_names import SpanKey, SpanName
 from specrag_common.runtime.telemetry import span
 
 from specrag_retriever.duplicates import DuplicateFilter
-from specrag_retriever.embedding import Urgency
+from specrag_retriever.embedder import Urgency
 from specrag_retriever.lexical import lexical_query
 from specrag_retriever.store import MAX_HITS, WindowQuery
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from specrag_retriever.catalogue import CollectionInfo
-    from specrag_retriever.embedding import Embedder
+    from specrag_retriever.embedder import Embedder
     from specrag_retriever.expressions import Condition
     from specrag_retriever.fusion import WindowHit
     from specrag_retriever.store import MilvusStore

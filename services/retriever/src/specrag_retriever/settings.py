@@ -10,7 +10,7 @@ from pydantic_settings import SettingsConfigDict
 from specrag_common.runtime.settings import ServiceSettings
 from specrag_inference.models.reference import BUNDLED_TARGET
 
-from specrag_retriever.requests import MAX_PASSAGE_TOKENS, MIN_PASSAGE_TOKENS
+from specrag_retriever.catalogue import MAX_PASSAGE_TOKENS, MIN_PASSAGE_TOKENS
 
 
 class RetrieverSettings(ServiceSettings):
