@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 from specrag_common.runtime.settings import ServiceSettings
 from specrag_inference.models.reference import BUNDLED_TARGET
+from specrag_inference.prompts.layout import INSTRUCTIONS
 
 from specrag_serving.engine_process import EnginePlan
 
@@ -28,8 +29,11 @@ class EngineSettings(ServiceSettings):
     num_threads: int | None = Field(default=None, ge=1, le=1024)
     """Torch threads of the engine process; absent: torch decides."""
 
-    kv_cache_mib: int = Field(default=1024, ge=1, le=1_048_576)
+    kv_cache_mib: int = Field(default=512, ge=1, le=1_048_576)
     """Memory of the block cache in MiB."""
+
+    system_prompt: str = Field(default=INSTRUCTIONS, min_length=1, max_length=4000)
+    """What the model is told in the system role. Drafters draft best with the target's own."""
 
     def make_plan(self) -> EnginePlan:
         """Return what the engine process is started with."""

@@ -78,7 +78,11 @@ def _read_model(settings: DrafterSettings, folder: Path) -> DraftModel:
     files = read_model_files(settings.model, folder)
     return DraftModel(
         files=files,
-        prompts=PromptBuilder(files.tokenizer, max_model_len=files.max_model_len),
+        prompts=PromptBuilder(
+            files.tokenizer,
+            max_model_len=files.max_model_len,
+            instructions=settings.system_prompt,
+        ),
         default_sources=settings.sources,
     )
 

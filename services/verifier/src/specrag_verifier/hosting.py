@@ -49,7 +49,10 @@ async def start_verifier(settings: VerifierSettings, lifecycle: Lifecycle) -> Ru
     ready = await engine.start()
     files = await asyncio.to_thread(read_model_files, plan.model, folder)
     prompts = await asyncio.to_thread(
-        PromptBuilder, files.tokenizer, max_model_len=files.max_model_len
+        PromptBuilder,
+        files.tokenizer,
+        max_model_len=files.max_model_len,
+        instructions=settings.system_prompt,
     )
     servicer.set_target(TargetModel(files=files, prompts=prompts, engine=engine, dtype=ready.dtype))
     server.set_ready(SERVICE)

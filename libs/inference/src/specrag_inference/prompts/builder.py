@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 from specrag_inference.prompts.chat_frame import learn_frame
 from specrag_inference.prompts.layout import (
     INSTRUCTIONS,
-    PASSAGES_CLOSE,
     PASSAGES_OPEN,
     format_passage,
     format_question,
@@ -52,7 +51,8 @@ class BuiltPrompt:
 
     Attributes:
         token_ids: the whole prompt, ready for the answer's first token.
-        kept_passages: numbers of all passages in it, earlier turns' included, in prompt order.
+        kept_passages: numbers of all passages in it, earlier turns' included, best first
+            within a turn.
         num_dropped_passages: passages of the last turn left out, from the end.
         num_dropped_turns: oldest turns left out whole.
     """
@@ -101,8 +101,6 @@ class PromptBuilder:
         self._to_answer = tokenizer.encode_template(frame.to_answer)
         self._to_question = tokenizer.encode_template(frame.to_question)
         self._passages_open = tokenizer.encode_content(PASSAGES_OPEN)
-        self._passages_close = tokenizer.encode_content(PASSAGES_CLOSE)
-        self._num_block_tokens = len(self._passages_open) + len(self._passages_close)
 
     def build(self, conversation: Conversation, *, max_tokens: int) -> BuiltPrompt:
         """Return the longest prompt that leaves room for the answer.
@@ -146,13 +144,13 @@ class PromptBuilder:
     def _count_past(self, turn: _TurnIds) -> int:
         """Return the tokens a past turn adds to the prompt."""
         num_passage_tokens = sum(map(len, turn.passages))
-        block = self._num_block_tokens if turn.passages else 0
+        block = len(self._passages_open) if turn.passages else 0
         frame = len(self._to_answer) + len(self._to_question)
         return num_passage_tokens + block + len(turn.question) + len(turn.answer) + frame
 
     def _count_fitting(self, passages: Sequence[tuple[int, ...]], room: int) -> int:
         """Return how many of the first passages fit ``room`` tokens, their block included."""
-        num_tokens = self._num_block_tokens
+        num_tokens = len(self._passages_open)
         for num_kept, passage in enumerate(passages):
             num_tokens += len(passage)
             if num_tokens > room:
@@ -189,9 +187,8 @@ class PromptBuilder:
                 token_ids += self._to_question
             if turn.passages:
                 token_ids += self._passages_open
-                for passage in turn.passages:
+                for passage in reversed(turn.passages):
                     token_ids += passage
-                token_ids += self._passages_close
             token_ids += turn.question
             token_ids += self._to_answer
         return token_ids
