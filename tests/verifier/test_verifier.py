@@ -167,7 +167,7 @@ async def test_stop_string_ends_the_answer_and_says_where_its_text_ends(stub: St
 
 
 async def test_prompt_that_does_not_fit_loses_passages_from_the_end(stub: Stub) -> None:
-    conversation = build_conversation(*["x" * 150] * 5)
+    conversation = build_conversation(*["x" * 250] * 5)
 
     async with HandVerifier(stub, setup(conversation=conversation)) as stream:
         accepted = await stream.wait_prefilled()
