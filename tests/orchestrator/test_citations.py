@@ -104,6 +104,11 @@ def test_question_decides_between_equal_sources() -> None:
     assert citation.passage.number == 2
 
 
+def test_bare_answer_is_attributed_whatever_words_frame_it() -> None:
+    (citation,) = cite("The answer is: 27 days", "How long is annual leave?")
+    assert (citation.passage.number, citation.support) == (1, 1.0)
+
+
 def test_abbreviations_and_list_numbers_do_not_end_a_sentence() -> None:
     answer = "1. Dr. Ada Lindqvist approves travel over 500 euros, e.g. by train [2]."
     assert summary(cite(answer), answer) == [(2, answer, "inline")]

@@ -85,7 +85,7 @@ async def test_hanging_drafter_delays_one_round_only_and_is_named_late() -> None
     async with running_mesh(TargetScript(script_of(TEXT)), drafts, max_draft_wait_ms=200.0) as mesh:
         began = time.monotonic()
         finished = (await mesh.ask(passages=make_passages(4))).finished
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 2.0
         assert finished.answer == TEXT
         assert degradations(finished) == [("drafter-0", "LATE")]
         await mesh.wait_idle()
@@ -133,7 +133,7 @@ def find_closed_port() -> int:
 async def test_unreachable_drafter_does_not_delay_the_answer() -> None:
     addresses = f"127.0.0.1:{find_closed_port()}"
     async with running_mesh(TargetScript(script_of(TEXT)), drafter_addresses=addresses) as mesh:
-        for limit_s in (0.6, 0.2):
+        for limit_s in (1.5, 1.0):
             began = time.monotonic()
             finished = (await mesh.ask()).finished
             assert time.monotonic() - began < limit_s
@@ -148,7 +148,7 @@ async def test_black_hole_drafter_delays_the_first_answer_by_its_connect_time_on
     ) as mesh:
         began = time.monotonic()
         finished = (await mesh.ask()).finished
-        assert time.monotonic() - began < 0.6
+        assert time.monotonic() - began < 1.5
         assert degradations(finished)[0] == ("drafter-0", "UNAVAILABLE")
     listening.close()
 

@@ -38,7 +38,8 @@ _STOPWORDS: Final = frozenset(
         more most must my no nor not of off on once only or other our out over own per same shall
         she should so some such than that the their them then there these they this those through
         to too under until up upon us very was we were what when where which while who whom whose
-        why will with within would you your yes according passage passages""",
+        why will with within would you your yes according answer answers passage passages
+        question""",
     )
 )
 

@@ -25,7 +25,7 @@ from specrag_common.wire.verified import VerifiedTokens, decode_verified
 from specrag_orchestrator.upstream import RETRY_HINT_S, malformed, peer_errors
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
     from specrag.v1 import verifier_pb2_grpc
     from specrag_common.conversation import Conversation
@@ -99,8 +99,8 @@ class TargetRequest:
 class TargetStream(Protocol):
     """What the target says about one answer, in order; ends with the tokens that end it."""
 
-    def messages(self) -> AsyncIterator[TargetMessage]:
-        """Yield until the answer has ended; leaving early cancels.
+    def messages(self) -> AsyncGenerator[TargetMessage]:
+        """Yield until the answer has ended; closing the generator early cancels.
 
         Raises:
             SpecragError: the verifier refused, failed, or ended the stream too early.
@@ -123,12 +123,13 @@ class GenerationStream:
         self._request = request
         self._vocab_size = vocab_size
 
-    async def messages(self) -> AsyncIterator[TargetMessage]:
+    async def messages(self) -> AsyncGenerator[TargetMessage]:
         """See :class:`TargetStream`."""
         request = verifier_pb2.GenerateRequest(open=self._request.encode())
         with _refusals(), peer_errors(PEER), cancelling(self._stub.Generate(request)) as call:
             async for message in _decode_all(call, self._vocab_size):
                 yield message
+            await _wait_ended(call)
 
 
 class VerificationStream:
@@ -167,10 +168,9 @@ class VerificationStream:
             self._call.cancel()
 
     async def _close(self) -> None:
-        with contextlib.suppress(SpecragError, TimeoutError):
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._call.done_writing()
-                await self._call.read()
+        with contextlib.suppress(SpecragError):
+            await self._call.done_writing()
+        await _wait_ended(self._call)
 
     async def verify(self, call: VerifyCall) -> None:
         """Send a round; it may be sent before the prefill is done."""
@@ -182,11 +182,18 @@ class VerificationStream:
         with peer_errors(PEER):
             await self._call.write(verifier_pb2.VerifyTokensRequest(round=message))
 
-    async def messages(self) -> AsyncIterator[TargetMessage]:
+    async def messages(self) -> AsyncGenerator[TargetMessage]:
         """See :class:`TargetStream`."""
         with _refusals(), peer_errors(PEER):
             async for message in _decode_all(self._call, self._vocab_size):
                 yield message
+
+
+async def _wait_ended(call: Any) -> None:
+    """Let the verifier end a stream by itself for a moment: a cancel would look like a fault."""
+    with contextlib.suppress(SpecragError, TimeoutError):
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await call.read()
 
 
 @contextlib.contextmanager

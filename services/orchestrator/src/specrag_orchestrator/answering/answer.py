@@ -6,6 +6,7 @@ import asyncio
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from opentelemetry import trace
 from specrag_common.runtime.errors import FailedPrecondition, SpecragError
 from specrag_common.runtime.logs import get_logger
 from specrag_common.runtime.span_names import SpanKey, SpanName
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from specrag_orchestrator.answering.decoding import Decoded
     from specrag_orchestrator.answering.events import EventStream
     from specrag_orchestrator.answering.resources import Resources, SessionStore
+    from specrag_orchestrator.answering.stats import AnswerStats
     from specrag_orchestrator.passages import SourcePassage
     from specrag_orchestrator.question import Question
     from specrag_orchestrator.target_model import TargetModel
@@ -71,6 +73,13 @@ class Answer:
         self._random_key = new_random_key() if seed is None else random_key_from_seed(seed)
         self._progress: AnswerProgress | None = None
         self._fingerprint = ""
+        trace.get_current_span().set_attributes(
+            {
+                SpanKey.ANSWER_ID.value: answer_id,
+                SpanKey.SESSION_ID.value: question.session_id,
+                SpanKey.VERIFICATION_MODE.value: question.mode,
+            }
+        )
 
     async def run(self) -> Finished:
         """Put every event but the last, which is returned.
@@ -234,20 +243,17 @@ class Answer:
         assert progress.end is not None, "the answer has ended"
         stats = self._tally.build(num_retracted_chars=progress.num_retracted_chars)
         assert self._tally.num_completion_tokens == len(progress.token_ids), "tokens are counted"
-        _log.info(
-            "answer finished",
-            answer_id=self._answer_id,
-            policy=decoded.policy,
-            mode=self._question.mode,
-            finish_reason=progress.end,
-            prompt_tokens=progress.num_prompt_tokens,
-            completion_tokens=len(progress.token_ids),
-            rounds=stats.rounds,
-            num_accepted_tokens=stats.num_accepted_tokens,
-            num_unknown_markers=progress.num_unknown_markers,
-            total_ms=round(stats.total_ms, 1),
-            degraded=[f"{one.component}:{one.reason}" for one in decoded.degraded],
+        trace.get_current_span().set_attributes(
+            {
+                SpanKey.POLICY.value: decoded.policy,
+                SpanKey.INPUT_TOKENS.value: progress.num_prompt_tokens,
+                SpanKey.OUTPUT_TOKENS.value: len(progress.token_ids),
+                SpanKey.FINISH_REASONS.value: [progress.end],
+                SpanKey.NUM_DRAFT_TOKENS.value: stats.num_draft_tokens,
+                SpanKey.NUM_ACCEPTED_TOKENS.value: stats.num_accepted_tokens,
+            }
         )
+        self._log_finished(decoded, progress, stats)
         return Finished(
             end=progress.end,
             policy=decoded.policy,
@@ -261,6 +267,22 @@ class Answer:
             random_key=self._random_key,
             text=progress.text,
             token_ids=tuple(progress.token_ids),
+        )
+
+    def _log_finished(self, decoded: Decoded, progress: AnswerProgress, stats: AnswerStats) -> None:
+        _log.info(
+            "answer finished",
+            answer_id=self._answer_id,
+            policy=decoded.policy,
+            mode=self._question.mode,
+            finish_reason=progress.end,
+            prompt_tokens=progress.num_prompt_tokens,
+            completion_tokens=len(progress.token_ids),
+            rounds=stats.rounds,
+            num_accepted_tokens=stats.num_accepted_tokens,
+            num_unknown_markers=progress.num_unknown_markers,
+            total_ms=round(stats.total_ms, 1),
+            degraded=[f"{one.component}:{one.reason}" for one in decoded.degraded],
         )
 
 

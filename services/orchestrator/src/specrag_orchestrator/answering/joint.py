@@ -7,7 +7,7 @@ for (drafters, target), then the caller's events.
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from opentelemetry import trace
@@ -94,8 +94,9 @@ class JointAnswer:
 
     async def _read_target(self) -> None:
         try:
-            async for message in self._target.messages():
-                await self._inbox.put(TargetSaid(message=message))
+            async with aclosing(self._target.messages()) as messages:
+                async for message in messages:
+                    await self._inbox.put(TargetSaid(message=message))
         except SpecragError as exc:
             await self._inbox.put(TargetFailed(error=exc))
 

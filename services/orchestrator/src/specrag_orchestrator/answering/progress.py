@@ -166,19 +166,20 @@ class AnswerProgress:
         self._tally.note_verified(verified, tree)
         self.token_ids.extend(verified.token_ids)
         self.end = verified.end
-        if verified.end is None:
-            events = self._transcript.commit(verified.token_ids)
-        else:
-            try:
-                events = self._transcript.finish_with(verified.token_ids, verified.stop_text_length)
-            except TranscriptError as exc:
-                raise ModelFailure(f"the verifier contradicts itself: {exc}") from exc
+        events = self._commit(verified)
         await self._emit(events)
-        is_new_text = any(isinstance(event, Commit) for event in events)
         if verified.end is not None:
             await self._cite(self._finder.finish(self.text))
-        elif is_new_text:
+        elif any(isinstance(event, Commit) for event in events):
             await self._cite(self._finder.update(self.text))
+
+    def _commit(self, verified: VerifiedTokens) -> list[TextEvent]:
+        if verified.end is None:
+            return self._transcript.commit(verified.token_ids)
+        try:
+            return self._transcript.finish_with(verified.token_ids, verified.stop_text_length)
+        except TranscriptError as exc:
+            raise ModelFailure(f"the verifier contradicts itself: {exc}") from exc
 
     async def _emit(self, events: Sequence[TextEvent]) -> None:
         for event in events:
