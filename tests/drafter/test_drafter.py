@@ -228,6 +228,22 @@ async def test_stale_round_is_answered_empty_and_changes_nothing(
     assert [branch.token_ids for branch in proposal.branches] == [tuple(b"row")]
 
 
+async def test_drafts_stop_at_the_context_and_more_tokens_are_refused(
+    stub: Stub, tokenizer: ChatTokenizer
+) -> None:
+    async with drafting(stub, tokenizer, DraftSource.MODEL) as stream:
+        ready = await stream.wait_ready()
+        num_left = 1024 - ready.num_prompt_tokens - 3
+        nearly = await stream.draft([7] * num_left, gamma=8)
+        full = await stream.draft([7] * 3, gamma=8)
+        await stream.send([7], gamma=8)
+        with pytest.raises(InvalidRequest, match="max_model_len=1024"):
+            await stream.call.read()
+
+    assert [len(branch.token_ids) for branch in nearly.branches] == [3]
+    assert full.branches == ()
+
+
 async def test_other_tokenizer_is_refused_naming_both(stub: Stub, tokenizer: ChatTokenizer) -> None:
     async with HandDrafter(stub, setup().open_drafting("f00d")) as stream:
         with pytest.raises(FailedPrecondition, match="f00d") as caught:

@@ -6,8 +6,16 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from specrag_common.runtime.errors import AlreadyExists, ModelFailure
+from specrag_common.runtime.errors import (
+    AlreadyExists,
+    Capacity,
+    InvalidRequest,
+    ModelFailure,
+    SpecragError,
+)
+from specrag_inference.messages import SequenceFailed
 from specrag_inference.models.loading import load_model
+from specrag_serving.engine_host import to_error
 from specrag_serving.engine_process import count_token_bytes
 from specrag_serving.live_answers import LiveAnswers
 from specrag_serving.model_files import find_folder, read_model_files
@@ -72,3 +80,19 @@ def test_answer_can_be_claimed_again_once_it_was_given_back() -> None:
             pass
     with live.claim("a", "answer 'a'"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("CAPACITY", Capacity),
+        ("INVALID", InvalidRequest),
+        ("NUMERICS", ModelFailure),
+        ("ANYTHING_ELSE", ModelFailure),
+    ],
+)
+def test_failed_sequence_is_a_clear_error(code: str, error: type[SpecragError]) -> None:
+    found = to_error(SequenceFailed(sequence_id="s", code=code, message="what and the limit"))
+
+    assert type(found) is error
+    assert "what and the limit" in found.message

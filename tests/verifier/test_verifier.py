@@ -46,6 +46,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 Stub: TypeAlias = "verifier_pb2_grpc.VerifierServiceAsyncStub"
 
+END_OF_TURN = 258
+
 _numbers = itertools.count()
 
 
@@ -177,6 +179,33 @@ async def test_prompt_that_does_not_fit_loses_passages_from_the_end(stub: Stub) 
     assert 1 <= num_kept < 5
     assert accepted.num_dropped_passages == 5 - num_kept
     assert accepted.num_prompt_tokens <= 1024 - 16
+
+
+@pytest.mark.parametrize("num_drafted", [0, 1, 7, 40])
+async def test_answer_that_fills_the_context_ends_there_with_and_without_drafts(
+    stub: Stub, num_drafted: int
+) -> None:
+    # Which greedy answers never end by themselves depends on the machine's last bits.
+    for char in "acglruwxz":
+        answer = setup(
+            conversation=build_conversation(char * 300),
+            sampling=SamplingOptions(max_tokens=4096),
+        )
+        expected = await generate(stub, answer)
+        if END_OF_TURN not in expected:
+            break
+
+    async with HandVerifier(stub, answer) as stream:
+        accepted = await stream.wait_prefilled()
+        while stream.end is None:
+            drafted = expected[len(stream.token_ids) :][:num_drafted]
+            # A draft that runs on behind the last possible token must be cut, not crash.
+            padded = drafted + [7] * (num_drafted - len(drafted))
+            await stream.verify(chain_tree(padded) if padded else None)
+
+    assert stream.end == AnswerEnd.CONTEXT
+    assert accepted.num_prompt_tokens + len(expected) == 1024
+    assert stream.token_ids == expected
 
 
 async def test_question_longer_than_the_context_names_the_limit(stub: Stub) -> None:
