@@ -281,6 +281,30 @@ async def test_client_that_leaves_frees_everything_within_a_second(
         await mesh.wait_idle()
 
 
+async def test_a_hundred_cancelled_streams_leave_no_task_behind() -> None:
+    target = TargetScript(script_of(TEXT), step_s=0.002)
+    drafts = [DraftScript(script_of(TEXT), wrong_every=2), DraftScript(script_of(TEXT))]
+    async with running_mesh(target, drafts) as mesh:
+        await mesh.ask(passages=make_passages(2))
+        before = count_own_tasks()
+        for number in range(100):
+            call = mesh.open(passages=make_passages(2), include_speculative=True)
+            for _ in range(number % 7):
+                await call.read()
+            call.cancel()
+        await mesh.wait_idle()
+        async with asyncio.timeout(1):
+            while count_own_tasks() > before:  # noqa: ASYNC110 - tasks tell nobody
+                await asyncio.sleep(0.01)
+        assert (await mesh.ask(passages=make_passages(2))).text == TEXT
+
+
+def count_own_tasks() -> int:
+    """Return how many tasks run code of the orchestrator."""
+    codes = (getattr(task.get_coro(), "cr_code", None) for task in asyncio.all_tasks())
+    return sum("specrag_orchestrator" in code.co_filename for code in codes if code is not None)
+
+
 async def test_cancel_answer_ends_the_stream_cancelled() -> None:
     target = TargetScript(script_of(TEXT), step_s=0.05)
     async with running_mesh(target, [DraftScript(script_of(TEXT), wrong_every=2)]) as mesh:

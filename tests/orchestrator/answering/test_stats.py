@@ -129,9 +129,15 @@ def test_answer_that_never_began_has_only_zeros() -> None:
 
 @pytest.mark.parametrize(
     ("num_late", "num_asked", "is_owing", "is_named"),
-    [(0, 10, False, False), (1, 10, False, False), (3, 10, False, True), (1, 10, True, True)],
+    [
+        (0, 10, False, False),
+        (1, 10, False, False),
+        (1, 10, True, False),
+        (2, 10, True, True),
+        (3, 10, False, True),
+    ],
 )
-def test_drafter_is_named_late_when_silent_at_the_end_or_late_often(
+def test_drafter_is_named_late_when_it_has_gone_silent_or_is_late_often(
     num_late: int, num_asked: int, is_owing: bool, is_named: bool
 ) -> None:
     tally = DrafterTally(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from specrag_common.runtime.errors import ModelFailure
+from specrag_common.runtime.span_names import SpanName
+from specrag_common.runtime.telemetry import span
 from specrag_common.text.detokenizer import IncrementalDetokenizer
 
 from specrag_orchestrator.answering.events import RetrievalDone, TokenUsage
@@ -166,6 +169,11 @@ class AnswerProgress:
         self._tally.note_verified(verified, tree)
         self.token_ids.extend(verified.token_ids)
         self.end = verified.end
+        # Tokens decoded alone come one a message: a span each would drown the trace.
+        with span(SpanName.COMMIT) if tree is not None else nullcontext():
+            await self._publish(verified)
+
+    async def _publish(self, verified: VerifiedTokens) -> None:
         events = self._commit(verified)
         await self._emit(events)
         if verified.end is not None:

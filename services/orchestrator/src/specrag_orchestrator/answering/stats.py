@@ -185,7 +185,9 @@ class AnswerTally:
 
 
 def find_late_drafters(tallies: Mapping[int, DrafterTally], owing: Collection[int]) -> list[int]:
-    """Return the drafters to name as late: silent at the end, or left out of a quarter of rounds.
+    """Return the drafters to name as late: gone silent, or left out of a quarter of the rounds.
+
+    One that only missed the last round is not named: the answer just ended before it spoke.
 
     Args:
         tallies: by drafter index.
@@ -195,5 +197,8 @@ def find_late_drafters(tallies: Mapping[int, DrafterTally], owing: Collection[in
         index
         for index, tally in sorted(tallies.items())
         if tally.num_late_rounds
-        and (index in owing or 4 * tally.num_late_rounds >= tally.num_asked_rounds)
+        and (
+            4 * tally.num_late_rounds >= tally.num_asked_rounds
+            or (index in owing and tally.num_late_rounds > 1)
+        )
     ]
