@@ -300,6 +300,12 @@ def rag_script() -> RagScript:
 
 
 @pytest.fixture
+def make_finished() -> Callable[..., rag_pb2.AnswerEvent]:
+    """Return :func:`finished_event`."""
+    return finished_event
+
+
+@pytest.fixture
 def orchestrator(
     serve: Callable[[Callable[[grpc.Server], None]], str], rag_script: RagScript
 ) -> str:

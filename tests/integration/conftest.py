@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 from specrag_client.stack.record import StackRecord, read_record
 from specrag_inference.models.quiet import quiet_transformers
@@ -97,7 +96,7 @@ def specrag_command(*arguments: str) -> list[str]:
     return [str(Path(sys.executable).with_name("specrag")), *arguments]
 
 
-def run_command(command: Sequence[str], *, timeout_s: float = 90) -> Outcome:
+def run_command(command: Sequence[str], *, timeout_s: float = START_TIMEOUT_S) -> Outcome:
     """Run a command to its end."""
     done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
     return Outcome(done.returncode, done.stdout.decode(), done.stderr.decode())
@@ -105,7 +104,11 @@ def run_command(command: Sequence[str], *, timeout_s: float = 90) -> Outcome:
 
 @contextmanager
 def stack_running(
-    directory: Path, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
+    directory: Path,
+    arguments: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+    *,
+    launcher_code: int = 0,
 ) -> Iterator[RunningStack]:
     """Run ``specrag up`` in the foreground, and check at the end that it leaves nothing."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -128,9 +131,9 @@ def stack_running(
         finally:
             launcher.kill()
             launcher.wait()
-    assert launcher.returncode == 0, (directory / "up.log").read_text()
-    left = [one.name for one in record.processes if psutil.pid_exists(one.pid)]
-    assert left == []
+    assert launcher.returncode == launcher_code, (directory / "up.log").read_text()
+    assert [one.name for one in record.processes if one.identity.is_alive()] == []
+    assert [one.name for one in record.processes if one.identity.session_members()] == []
 
 
 def _wait_ready(launcher: subprocess.Popen[bytes], directory: Path) -> StackRecord:
@@ -159,6 +162,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model.module.save_pretrained(folder)
         build_byte_tokenizer().save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def start_stack() -> Callable[..., Any]:
+    """Return :func:`stack_running`."""
+    return stack_running
 
 
 @pytest.fixture(scope="session")

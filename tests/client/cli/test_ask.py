@@ -122,6 +122,22 @@ def test_events_are_json_lines_that_rebuild_the_answer(specrag: Specrag, orchest
     assert rebuild(events) == events[-1]["answer"] == ANSWER
 
 
+def test_characters_that_end_lines_elsewhere_are_escaped_in_event_lines(
+    specrag: Specrag,
+    orchestrator: str,
+    rag_script: RagScript,
+    make_finished: Callable[..., rag_pb2.AnswerEvent],
+) -> None:
+    strange = "a\u2028b\u2029c\x85d\x1ee\x0bf\rg"
+    rag_script.events[1:] = [
+        rag_pb2.AnswerEvent(seq=2, commit=rag_pb2.Commit(to_offset=13, text=strange)),
+        make_finished(3, strange),
+    ]
+    outcome = specrag(*ask("--endpoint", orchestrator, "--events"))
+    assert [json.loads(line)["seq"] for line in outcome.out.splitlines()] == [1, 2, 3]
+    assert json.loads(outcome.out.splitlines()[1])["text"] == strange
+
+
 def test_error_mid_answer_is_the_last_event_and_one_line_on_stderr(
     specrag: Specrag, orchestrator: str, rag_script: RagScript
 ) -> None:

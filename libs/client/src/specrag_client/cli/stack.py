@@ -96,7 +96,7 @@ def up(
                 return asyncio.run(bring_up(options))
     except StackBusyError as exc:
         state = _inspect(directory)
-        if state.phase is not StackPhase.RUNNING:
+        if state.record is None:
             raise CommandError(str(exc), exit_code=EXIT_BAD_INPUT) from exc
     except OSError as exc:
         raise CommandError(f"cannot use {directory}: {exc.strerror}", exit_code=2) from exc

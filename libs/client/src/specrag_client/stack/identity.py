@@ -40,13 +40,8 @@ class ProcessIdentity:
         return cls(pid, mark)
 
     def is_alive(self) -> bool:
-        """Tell whether this very process still runs; a zombie does not."""
-        if _start_mark(self.pid) != self.start_mark:
-            return False
-        try:
-            return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
-        except psutil.Error:
-            return False
+        """Tell whether this very process still runs; a zombie without threads does not."""
+        return _start_mark(self.pid) == self.start_mark and not _is_over(self.pid)
 
     def send(self, signal_number: signal.Signals) -> None:
         """Signal the process if it is alive."""
@@ -74,12 +69,22 @@ class ProcessIdentity:
                 os.kill(pid, signal.SIGKILL)
 
 
+def _is_over(pid: int) -> bool:
+    """Tell whether a process is gone, or a zombie that only waits for its parent to notice.
+
+    One whose main thread has ended while others still run holds its files and locks.
+    """
+    try:
+        process = psutil.Process(pid)
+        return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
+    except psutil.Error:
+        return True
+
+
 def _session_of(pid: int) -> int | None:
     try:
-        if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return None
-        return os.getsid(pid)
-    except (psutil.Error, ProcessLookupError, PermissionError):
+        return None if _is_over(pid) else os.getsid(pid)
+    except (ProcessLookupError, PermissionError):
         return None
 
 
