@@ -24,7 +24,7 @@ import pytest
 import pytest_asyncio
 import torch
 from scipy import stats
-from specrag.v1 import drafter_pb2_grpc, verifier_pb2_grpc
+from specrag.v1 import drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from specrag_common.speculation.merge import merge_proposals
 from specrag_common.speculation.proposals import DraftLaw, DraftSource, VerificationMode
 from specrag_common.wire.sampling import SamplingOptions
@@ -140,25 +140,33 @@ def enumerate_law(target: Path, tokenizer: ChatTokenizer) -> dict[Pair, float]:
     return law
 
 
-async def answer(mesh: Mesh, mode: VerificationMode, number: int, make_tree: TreeMaker) -> Pair:
-    """Return the tokens of one answer, drafted by both drafters and verified."""
-    key = hashlib.sha256(f"{mode}-{number}".encode()).digest()[:16]
-    setup = AnswerSetup(
+def make_setup(
+    mode: VerificationMode, number: int, sampling: SamplingOptions = SAMPLING
+) -> AnswerSetup:
+    return AnswerSetup(
         answer_id=f"{mode}-{number}",
         conversation=CONVERSATION,
-        sampling=SAMPLING,
+        sampling=sampling,
         mode=mode,
-        random_key=key,
+        random_key=hashlib.sha256(f"{mode}-{number}".encode()).digest()[:16],
     )
+
+
+async def answer(mesh: Mesh, mode: VerificationMode, number: int, make_tree: TreeMaker) -> Pair:
+    return await draft_and_verify(mesh, make_setup(mode, number), make_tree, [DraftSource.MODEL])
+
+
+async def draft_and_verify(
+    mesh: Mesh, setup: AnswerSetup, make_tree: TreeMaker, sources: list[DraftSource]
+) -> Pair:
+    """Return the tokens of one answer, drafted by both drafters and verified."""
     async with contextlib.AsyncExitStack() as stack:
         target = await stack.enter_async_context(HandVerifier(mesh.verifier, setup))
         drafters = [
             await stack.enter_async_context(
                 HandDrafter(
                     stub,
-                    setup.open_drafting(
-                        mesh.fingerprint, drafter_index=idx, sources=[DraftSource.MODEL]
-                    ),
+                    setup.open_drafting(mesh.fingerprint, drafter_index=idx, sources=sources),
                 )
             )
             for idx, stub in enumerate(mesh.drafters)
@@ -254,6 +262,29 @@ async def test_wrong_sampler_is_caught(
     p_value = compute_p_value(observed, mesh.law)
     record_property("p_value", p_value)
     assert p_value < P_VALUE
+
+
+@pytest.mark.parametrize(
+    ("mode", "temperature"),
+    [
+        (VerificationMode.REJECTION, 0.0),
+        (VerificationMode.COUPLED, 0.0),
+        (VerificationMode.COUPLED, 1.0),
+    ],
+)
+async def test_drafted_answers_are_token_for_token_those_of_generate(
+    mesh: Mesh, mode: VerificationMode, temperature: float
+) -> None:
+    sampling = SamplingOptions(temperature=temperature, top_p=0.9, max_tokens=40)
+
+    for number in range(8):
+        setup = make_setup(mode, number, sampling)
+        request = verifier_pb2.GenerateRequest(open=setup.open_verification())
+        expected: list[int] = []
+        async for response in mesh.verifier.Generate(request):
+            expected += np.frombuffer(response.verified.token_ids, dtype="<i4").tolist()
+        drafted = await draft_and_verify(mesh, setup, merge, list(DraftSource))
+        assert list(drafted) == expected
 
 
 async def test_wrong_laws_cannot_change_coupled_answers(mesh: Mesh) -> None:
