@@ -43,6 +43,7 @@ def test_collections_of_others_have_no_facts(described: dict[str, object]) -> No
     ("version", "has_lexical", "flush_is_cheap"),
     [
         ("v2.3.5", False, False),
+        ("v2.3.5-lite", False, False),
         ("v2.4.1", False, False),
         ("2.5.0", True, False),
         ("v2.6.3-dev", True, False),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pymilvus import AsyncMilvusClient, MilvusClient
+from pymilvus.exceptions import MilvusException
 from specrag_common.runtime.logs import get_logger
 
 from specrag_retriever.catalogue import encode_info
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from specrag_retriever.catalogue import CollectionInfo
 
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)")
-_LITE_MARK: Final = "lite"
+_LITE: Final = re.compile(r"milvus.?lite", re.I)
 _FIRST_WITH_LEXICAL: Final = (2, 5)
 
 _CHANNEL_OPTIONS: Final = {
@@ -53,7 +55,7 @@ class ServerAbilities:
 
 def abilities_of(version: str) -> ServerAbilities:
     """Tell a server's abilities by the version it reports."""
-    is_lite = _LITE_MARK in version.lower()
+    is_lite = _LITE.search(version) is not None  # not "v2.3.5-lite", a packaged server
     numbers = _VERSION.search(version)
     is_recent = numbers is None or (int(numbers[1]), int(numbers[2])) >= _FIRST_WITH_LEXICAL
     return ServerAbilities(
@@ -138,14 +140,24 @@ class MilvusConnection:
             grpc_options=_CHANNEL_OPTIONS,
         )
         try:
-            _, properties = encode_info(info)
-            client.create_collection(
-                info.milvus_name,
-                schema=build_schema(info),
-                index_params=build_indexes(info),
-                properties=properties,
-                consistency_level="Strong",
-                timeout=WRITE_TIMEOUT_S,
-            )
+            _create_whole(client, info)
         finally:
             client.close()
+
+
+def _create_whole(client: Any, info: CollectionInfo) -> None:
+    """Create the collection with indexes, loaded; if that fails half-way, leave nothing."""
+    _, properties = encode_info(info)
+    try:
+        client.create_collection(
+            info.milvus_name,
+            schema=build_schema(info),
+            index_params=build_indexes(info),
+            properties=properties,
+            consistency_level="Strong",
+            timeout=WRITE_TIMEOUT_S,
+        )
+    except MilvusException:
+        with contextlib.suppress(MilvusException):
+            client.drop_collection(info.milvus_name, timeout=PROBE_TIMEOUT_S)
+        raise

@@ -25,8 +25,8 @@ LEXICAL_TEXT_FIELD: Final = "lexical_text"
 MAX_VARCHAR_BYTES: Final = 65_535
 
 PASSAGE_FIELDS: Final = (
-    "chunk_id", "document_id", "version", "title", "uri", "text", "start_char", "end_char",
-    "metadata",
+    "chunk_id", "window_idx", "document_id", "version", "title", "uri", "text", "start_char",
+    "end_char", "metadata",
 )  # fmt: skip
 """Fields a search returns."""
 
