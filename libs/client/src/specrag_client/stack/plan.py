@@ -22,6 +22,9 @@ SERVICE_NAMES: Final[Mapping[str, str]] = {
 }
 """Health service name by kind of process."""
 
+_NUM_PASSAGES_OF_BUNDLED_TARGET: Final = "4"
+"""With more passages the small bundled model mixes them up."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
@@ -94,9 +97,10 @@ class StackPlan:
         self, *, retriever: str, verifier: str, drafters: Sequence[str], redis_url: str
     ) -> ProcessSpec:
         """Return the orchestrator's spec."""
+        is_bundled = self._options.target_model is None
         return self._service(
             "orchestrator",
-            {},
+            {"NUM_PASSAGES": _NUM_PASSAGES_OF_BUNDLED_TARGET} if is_bundled else {},
             {
                 "RETRIEVER_ADDRESS": retriever,
                 "VERIFIER_ADDRESS": verifier,
