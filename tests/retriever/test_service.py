@@ -206,6 +206,29 @@ async def test_another_embedder_is_refused_for_search_and_upsert(
         assert "words-2" in (refused.value.details() or "")
 
 
+async def test_searches_during_replacements_see_exactly_one_version(retriever: Retriever) -> None:
+    await retriever.create(max_passage_tokens=32)
+
+    def version(number: int) -> str:
+        body = "walrus tusks are long and this sentence fills the passage up"
+        return "\n\n".join(f"v{number} part {part} {body}" for part in range(4))
+
+    await retriever.upsert({"a": version(0)})
+
+    async def replace() -> None:
+        for number in range(1, 8):
+            await retriever.upsert({"a": version(number)})
+
+    replacing = asyncio.create_task(replace())
+    seen: list[set[str]] = []
+    while not replacing.done():
+        response = await retriever.search("walrus tusks", top_k=50)
+        seen.append({passage.text.split()[0] for passage in response.passages})
+    await replacing
+    assert all(len(versions) == 1 for versions in seen), seen
+    assert len(set().union(*seen)) > 2, "the searches did not overlap the replacements"
+
+
 async def test_two_replicas_see_each_others_writes(
     retriever: Retriever, lite: LiteServer, start_retriever: StartRetriever
 ) -> None:

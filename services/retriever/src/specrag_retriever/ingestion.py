@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _SPLIT_FORMAT: Final = "1"
 """Raised when the same bytes are parsed or split differently: documents are then stored anew."""
 
-_MAX_TITLE_CHARS: Final = 300
+_MAX_FOUND_TITLE_CHARS: Final = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +155,7 @@ class Ingestor:
         """Parse and split; blocking."""
         document = extract_document(source.data, source.uri)
         fallback = title_from_uri(source.uri) or source.document_id
-        title = (source.title or document.title or fallback)[:_MAX_TITLE_CHARS]
+        title = source.title or (document.title or fallback)[:_MAX_FOUND_TITLE_CHARS]
         passages = split_into_passages(document, self._passage_tokenizer, max_passage_tokens)
         embedder = self._embedder
         windows = [
