@@ -122,7 +122,12 @@ async def _decode_jointly(task: DecodingTask, resources: Resources) -> Decoded:
         drafter.index: _draft_session(task, plan, drafter, inbox) for drafter in plan.drafters
     }
     lines = [_draft_line(task, plan, drafter) for drafter in plan.drafters]
-    machine = RoundMachine(task.answer_id, lines, _limits(task.question, resources))
+    machine = RoundMachine(
+        task.answer_id,
+        lines,
+        _limits(task.question, resources),
+        step_costs=resources.step_costs,
+    )
     stream = VerificationStream(
         resources.verifier, _target_request(task), vocab_size=task.model.info.vocab_size
     )

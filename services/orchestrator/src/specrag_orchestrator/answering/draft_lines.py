@@ -12,6 +12,7 @@ from specrag_orchestrator.answering.waiting import LatencyEstimate
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from specrag_common.speculation.step_costs import StepCosts
     from specrag_common.wire.proposals import KeyedProposal
     from specrag_common.wire.rounds import RoundKey
 
@@ -59,15 +60,16 @@ class DraftLine:
     unsent: list[int] = field(default_factory=list)
     draft_token_s: float = 0.0
 
-    def choose_gamma(self, *, max_gamma: int, step_s: float) -> int:
+    def choose_gamma(self, *, max_gamma: int, costs: StepCosts) -> int:
         """Return the tokens a branch to ask for next.
 
         Args:
             max_gamma: most that make sense in this round.
-            step_s: running mean of a target pass; 0 while unknown.
+            costs: what the target's passes cost.
         """
-        cost = self.draft_token_s / step_s if step_s > 0 else 0.0
-        return choose_gamma(self.length, CostModel(draft_per_token=cost), max_gamma=max_gamma)
+        drafting = self.draft_token_s / costs.base_s if costs.base_s > 0 else 0.0
+        model = CostModel(verify_per_token=costs.slope, draft_per_token=drafting)
+        return choose_gamma(self.length, model, max_gamma=max_gamma)
 
     def note_answer(self, keyed: KeyedProposal, *, now: float) -> AskedRound | None:
         """Settle what the drafter owed; returns it, or ``None`` for an answer nobody asked for."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from specrag_common.speculation.length import DEFAULT_MAX_GAMMA
+from specrag_common.speculation.step_costs import StepCosts
 
 from specrag_orchestrator.answering.waiting import WaitBounds
 
@@ -58,6 +59,7 @@ class Resources:
         sessions: ``None`` when no store is configured.
         tuning: of drafting.
         clock: monotonic seconds.
+        step_costs: what the target's passes cost, learned from all answers.
     """
 
     search: PassageSearch
@@ -67,3 +69,4 @@ class Resources:
     sessions: SessionStore | None
     tuning: DraftTuning
     clock: Callable[[], float]
+    step_costs: StepCosts = field(default_factory=StepCosts)

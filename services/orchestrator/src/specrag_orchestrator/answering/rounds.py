@@ -20,6 +20,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from specrag_common.speculation.merge import merge_proposals
+from specrag_common.speculation.step_costs import StepCosts
 from specrag_common.wire.rounds import PrefixHash, RoundKey
 
 from specrag_orchestrator.answering.best_path import choose_best_path
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 IDLE_FREE_RUN: Final = 7
 """Further tokens the target decodes alone in a round for which no drafter is asked."""
-
-_STEP_GAIN: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +113,22 @@ class RoundMismatchError(Exception):
 class RoundMachine:
     """Decides; the driver acts. Times are seconds on any monotonic clock, given by the driver."""
 
-    def __init__(self, answer_id: str, lines: Sequence[DraftLine], limits: RoundLimits) -> None:
-        """Prepare the rounds of one answer; ``lines`` are owned from here on."""
+    def __init__(
+        self,
+        answer_id: str,
+        lines: Sequence[DraftLine],
+        limits: RoundLimits,
+        *,
+        step_costs: StepCosts | None = None,
+    ) -> None:
+        """Prepare the rounds of one answer.
+
+        Args:
+            answer_id: the answer.
+            lines: its drafters; owned from here on.
+            limits: what rounds may cost.
+            step_costs: what the target's passes cost; shared by its answers.
+        """
         self._answer_id = answer_id
         self._lines = {line.index: line for line in lines}
         self._limits = limits
@@ -123,7 +136,7 @@ class RoundMachine:
         self._key = self._make_key(0)
         self._phase = _Phase.IDLE
         self._is_prefilled = False
-        self._step_s = 0.0
+        self._step_costs = step_costs or StepCosts()
         self._proposals: dict[int, DraftProposal] = {}
         self._tree: TokenTree | None = None
         self.wait_until: float | None = None
@@ -222,7 +235,7 @@ class RoundMachine:
             line.tally.num_late_rounds += 1
             return None
         most = min(self._limits.max_gamma, self._num_left() - 1)
-        gamma = line.choose_gamma(max_gamma=max(0, most), step_s=self._step_s)
+        gamma = line.choose_gamma(max_gamma=max(0, most), costs=self._step_costs)
         if not gamma:
             line.observe((), ())
             return None
@@ -285,8 +298,7 @@ class RoundMachine:
 
     def _learn(self, tree: TokenTree, verified: VerifiedTokens) -> None:
         """Update the histories that lengths are chosen from."""
-        step_s = verified.forward_time_us / 1e6
-        self._step_s += (step_s - self._step_s) * (_STEP_GAIN if self._step_s else 1.0)
+        self._step_costs.observe(tree.num_nodes, verified.forward_time_us / 1e6)
         branches = collect_branches(tree)
         for index in self._proposals:
             self._lines[index].observe(branches.get(index, ()), verified.token_ids)
