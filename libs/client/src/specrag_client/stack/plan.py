@@ -25,6 +25,9 @@ SERVICE_NAMES: Final[Mapping[str, str]] = {
 _NUM_PASSAGES_OF_BUNDLED_TARGET: Final = "4"
 """With more passages the small bundled model mixes them up."""
 
+_PASSAGE_TOKENS_OF_BUNDLED_TARGET: Final = "160"
+"""It answers best from short passages; see the handbook's questions."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
@@ -65,9 +68,10 @@ class StackPlan:
     def retriever(self, milvus_uri: str) -> ProcessSpec:
         """Return the retriever's spec; passages are measured in the target's tokens."""
         model = self._options.target_model
+        short = {"MAX_PASSAGE_TOKENS": _PASSAGE_TOKENS_OF_BUNDLED_TARGET} if model is None else {}
         return self._service(
             "retriever",
-            {"NUM_THREADS": "1", "MODEL_CACHE_DIR": self._model_cache()},
+            {"NUM_THREADS": "1", "MODEL_CACHE_DIR": self._model_cache(), **short},
             {
                 "MILVUS_URI": milvus_uri,
                 **({} if model is None else {"PASSAGE_TOKENIZER": model}),
@@ -144,7 +148,13 @@ class StackPlan:
             for key, value in self._options.environment.items()
             if not key.startswith("SPECRAG_") or (prefix and key.startswith(prefix))
         }
-        return kept | {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+        threading = {
+            "OMP_NUM_THREADS": str(threads),
+            # Waiting threads sleep: spinning ones take the cores from the other processes.
+            "OMP_WAIT_POLICY": "passive",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        return kept | threading
 
     def _model_cache(self) -> str:
         return str(self._options.model_cache_dir or UserFolders().model_cache)

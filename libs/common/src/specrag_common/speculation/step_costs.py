@@ -2,8 +2,8 @@
 
 A pass over n nodes is taken to cost ``base + slope * n`` seconds. The two are fitted by decayed
 least squares; with little variation in n the slope leans on a prior, so that a few odd passes do
-not turn drafting off. Only earlier rounds' sizes and times enter: a length chosen from them depends on
-no token about to be verified.
+not turn drafting off. Only sizes and times of earlier rounds enter: a length chosen from them
+depends on no token about to be verified.
 """
 
 from __future__ import annotations
