@@ -128,17 +128,7 @@ def test_retracted_text_disappears() -> None:
 @pytest.mark.parametrize("height", [3, 10])
 def test_every_event_leaves_exactly_the_shown_text(width: int, height: int) -> None:
     terminal = Terminal(width, height)
-    words = [
-        "Leave",
-        "is",
-        "approved",
-        "by",
-        "猫が好き🐟",
-        "and",
-        "https://example.org/a/long/path",
-        "in",
-        "Leith.",
-    ]
+    words = ["Leave", "is", "approved", "猫が好き🐟", "and", "https://example.org/a/path", "Leith."]
     position = 0
     with terminal.view as view:
         for seq, word in enumerate(words * 3, start=1):

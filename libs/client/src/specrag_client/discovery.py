@@ -58,7 +58,7 @@ def discover(paths: Sequence[Path]) -> Discovery:
             _walk(path, found)
         else:
             _examine(path, path.name, found)
-    _require_unique_ids(found.files)
+    found.files = _without_repeats(found.files)
     if not found.files and not found.skipped:
         raise DiscoveryError(f"no files under {', '.join(map(str, paths))}")
     return found
@@ -142,16 +142,18 @@ def _unreadable(document_id: str, error: OSError) -> SkippedFile:
     )
 
 
-def _require_unique_ids(files: Iterable[FoundFile]) -> None:
-    first: dict[str, Path] = {}
+def _without_repeats(files: Iterable[FoundFile]) -> list[FoundFile]:
+    """Return each file once.
+
+    Raises:
+        DiscoveryError: two different files have one id, and the second would replace the first.
+    """
+    first: dict[str, FoundFile] = {}
     for file in files:
-        other = first.setdefault(file.document_id, file.path)
-        if other is not file.path and not _same_file(other, file.path):
+        other = first.setdefault(file.document_id, file)
+        if other is not file and not other.path.samefile(file.path):
             raise DiscoveryError(
-                f"{other} and {file.path} would both be document {file.document_id!r}; "
+                f"{other.path} and {file.path} would both be document {file.document_id!r}; "
                 "give a folder that holds both"
             )
-
-
-def _same_file(one: Path, other: Path) -> bool:
-    return one.samefile(other)
+    return list(first.values())
