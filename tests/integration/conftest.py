@@ -141,7 +141,7 @@ def _wait_ready(launcher: subprocess.Popen[bytes], directory: Path) -> StackReco
     while time.monotonic() < deadline:
         assert launcher.poll() is None, (directory / "up.log").read_text()
         record = read_record(directory / "stack.json")
-        if record is not None and record.ready:
+        if record is not None and record.ready and record.launcher_pid == launcher.pid:
             return record
         time.sleep(0.1)
     raise AssertionError(f"the stack was not ready in time:\n{(directory / 'up.log').read_text()}")
@@ -162,12 +162,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model.module.save_pretrained(folder)
         build_byte_tokenizer().save_pretrained(folder)
     return folder
-
-
-@pytest.fixture(scope="session")
-def start_stack() -> Callable[..., Any]:
-    """Return :func:`stack_running`."""
-    return stack_running
 
 
 @pytest.fixture(scope="session")
@@ -192,8 +186,8 @@ def make_tiny_stack(tiny_arguments: list[str], notes_folder: Path) -> Callable[[
     """Return a context manager that runs a stack of its own with the notes in it."""
 
     @contextmanager
-    def make(directory: Path) -> Iterator[RunningStack]:
-        with stack_running(directory, tiny_arguments) as stack:
+    def make(directory: Path, *, launcher_code: int = 0) -> Iterator[RunningStack]:
+        with stack_running(directory, tiny_arguments, launcher_code=launcher_code) as stack:
             outcome = stack.run("ingest", str(notes_folder), "--collection", "notes")
             assert outcome.code == 0, outcome.err
             yield stack

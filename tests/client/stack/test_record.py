@@ -147,8 +147,9 @@ def test_zombie_is_not_alive() -> None:
 def test_process_left_in_the_session_of_an_ended_leader_is_found() -> None:
     script = (
         "import subprocess, sys; "
-        "child = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60)'], stdout=subprocess.DEVNULL); "
-        "print(child.pid, flush=True); sys.stdin.read()"
+        "command = [sys.executable, '-S', '-c', 'import time; time.sleep(60)']; "
+        "print(subprocess.Popen(command, stdout=subprocess.DEVNULL).pid, flush=True); "
+        "sys.stdin.read()"
     )
     leader = subprocess.Popen(
         [sys.executable, "-S", "-c", script],
