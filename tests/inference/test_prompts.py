@@ -15,7 +15,7 @@ from specrag_inference.prompts import (
 )
 from specrag_inference.prompts.chat_frame import learn_frame
 from specrag_inference.prompts.layout import INSTRUCTIONS
-from specrag_inference.testing import build_byte_tokenizer
+from specrag_inference.testing import build_byte_tokenizer, save_tiny_model
 from tokenizers import pre_tokenizers, trainers
 
 if TYPE_CHECKING:
@@ -217,9 +217,13 @@ def test_stored_ids_are_used_only_when_they_spell_the_answer() -> None:
         assert ids_after(unusable)[: len(own)] == own
 
 
-def test_fingerprint_tells_tokenizers_apart() -> None:
-    assert byte_tokenizer().fingerprint == byte_tokenizer().fingerprint
-    assert byte_tokenizer().fingerprint != merging_tokenizer().fingerprint
+def test_fingerprint_survives_saving_and_tells_tokenizers_apart(tmp_path: Path) -> None:
+    fingerprint = byte_tokenizer().fingerprint
+    assert ChatTokenizer.from_folder(save_tiny_model(tmp_path)).fingerprint == fingerprint
+    assert merging_tokenizer().fingerprint != fingerprint
+    other = build_byte_tokenizer()
+    other.add_special_tokens({"additional_special_tokens": ["<|tool|>"]})
+    assert ChatTokenizer.from_transformers(other).fingerprint != fingerprint
 
 
 def test_passages_are_dropped_from_the_end_until_the_answer_has_room() -> None:

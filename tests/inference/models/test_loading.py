@@ -18,12 +18,11 @@ from specrag_inference.messages import (
     SamplingParams,
     VerifyTree,
 )
-from specrag_inference.models.fingerprint import tokenizer_fingerprint, weights_fingerprint
+from specrag_inference.models.fingerprint import weights_fingerprint
 from specrag_inference.models.loading import load_folder, load_model, load_tokenizer, resolve_dtype
 from specrag_inference.models.reference import BUNDLED_TARGET
 from specrag_inference.testing import (
     Family,
-    build_byte_tokenizer,
     build_random_model,
     drain,
     save_tiny_model,
@@ -60,17 +59,6 @@ def test_byte_tokenizer_maps_bytes_to_their_own_ids_and_back(tmp_path: Path) -> 
     assert tokenizer.apply_chat_template(
         [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
     ) == ("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
-
-
-def test_tokenizer_fingerprint_survives_saving_and_sees_another_special_token(
-    tmp_path: Path,
-) -> None:
-    tokenizer = build_byte_tokenizer()
-    save_tiny_model(tmp_path)
-    fingerprint = tokenizer_fingerprint(tokenizer)
-    assert tokenizer_fingerprint(load_tokenizer(str(tmp_path), tmp_path)) == fingerprint
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|tool|>"]})
-    assert tokenizer_fingerprint(tokenizer) != fingerprint
 
 
 def test_weights_fingerprint_follows_config_shapes_and_weights(tmp_path: Path) -> None:

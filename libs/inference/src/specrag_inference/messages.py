@@ -235,7 +235,6 @@ class EngineReady:
     Attributes:
         model_id: short name.
         revision: fingerprint of config and weights.
-        tokenizer_fingerprint: equal for models whose token ids mean the same.
         max_model_len: longest sequence in tokens.
         vocab_size: ids the tokenizer knows: one more than the largest; padding is not counted.
         eos_token_ids: ids that end an answer.
@@ -246,7 +245,6 @@ class EngineReady:
 
     model_id: str
     revision: str
-    tokenizer_fingerprint: str
     max_model_len: int
     vocab_size: int
     eos_token_ids: frozenset[int]

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from specrag_inference.engine import Engine, EngineConfig
 from specrag_inference.messages import EngineCrashed, EngineReady, StatsRequest
-from specrag_inference.models.fingerprint import tokenizer_fingerprint
 from specrag_inference.models.loading import DtypeName, load_model, load_tokenizer
 from specrag_inference.models.reference import ModelReferenceError
 
@@ -87,7 +86,6 @@ def _describe(engine: Engine) -> EngineReady:
     return EngineReady(
         model_id=model.model_id,
         revision=model.revision,
-        tokenizer_fingerprint=tokenizer_fingerprint(engine.tokenizer),
         max_model_len=model.max_model_len,
         vocab_size=engine.vocabulary.size,
         eos_token_ids=model.eos_token_ids,

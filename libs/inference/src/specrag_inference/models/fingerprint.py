@@ -1,35 +1,16 @@
-"""Fingerprints that tell whether two tokenizers or two sets of weights are the same."""
+"""Fingerprints that tell whether two sets of weights, or two files, are the same."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from transformers import PreTrainedTokenizerBase
-
 _HEADER_BYTES = 1 << 16
 _NUM_SAMPLES = 64
 _SAMPLE_BYTES = 1 << 12
-
-
-def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a hex digest of the id <-> token map and the special ids.
-
-    Two models whose tokenizers agree in it can exchange token ids. The padded size of a model's
-    vocabulary plays no part.
-    """
-    by_id = sorted((token_id, token) for token, token_id in tokenizer.get_vocab().items())
-    facts = {
-        "tokens": by_id,
-        "special": sorted(tokenizer.all_special_ids),
-        "eos": tokenizer.eos_token_id,
-        "bos": tokenizer.bos_token_id,
-    }
-    return hashlib.sha256(json.dumps(facts, ensure_ascii=True).encode()).hexdigest()
 
 
 def weights_fingerprint(folder: Path) -> str:
