@@ -20,7 +20,8 @@ from specrag_common.speculation.randomness import RandomStream, random_key_from_
 from specrag_common.speculation.token_tree import TokenTree
 from specrag_inference.messages import SamplingParams
 from specrag_inference.sampling.numerics import NumericsError
-from specrag_inference.verification import LogitsTargetLaws, WalkResult, walk_tree
+from specrag_inference.sampling.processors import compute_law
+from specrag_inference.verification import WalkResult, walk_tree
 from specrag_inference.verification.rejection import compute_residual
 from specrag_inference.verification.trials import Trial
 
@@ -47,6 +48,17 @@ class Counting:
         law = np.full(VOCAB_SIZE, (1 - self.confidence) / (VOCAB_SIZE - 1), dtype=np.float32)
         law[((path[-1] if path else -1) + 1) % VOCAB_SIZE] = self.confidence
         return law
+
+
+class FromLogits:
+    """Laws made from logits: row 0 behind the committed tokens, row i + 1 behind node i."""
+
+    def __init__(self, logits: NDArray[np.float32], params: SamplingParams) -> None:
+        self._logits = logits
+        self._params = params
+
+    def law_at(self, node_idx: int, path: Sequence[int]) -> NDArray[np.floating[Any]]:
+        return compute_law(self._logits[node_idx + 1], self._params)
 
 
 def build_tree(*chains: tuple[int, ...], law: DraftLaw | None = None) -> TokenTree:
@@ -201,7 +213,7 @@ def test_bad_target_row_fails_and_never_becomes_a_token(mode: VerificationMode, 
     logits = np.zeros((2, VOCAB_SIZE), dtype=np.float32)
     logits[0, 0] = 50.0
     logits[1, 3] = bad
-    laws = LogitsTargetLaws(logits, SamplingParams(temperature=1.0))
+    laws = FromLogits(logits, SamplingParams(temperature=1.0))
     with pytest.raises(NumericsError, match="not finite"):
         walk(build_tree((0,)), laws, mode)
 
