@@ -34,10 +34,10 @@ def propose(
 def get_chains(tree: TokenTree) -> dict[tuple[int, int], Chain]:
     """Read each drafter's branches back from the proposals at the nodes."""
     deepest: dict[tuple[int, int], int] = {}
-    depths = tree.compute_depths()
+    levels = tree.compute_levels()
     for proposal in tree.proposals:
         key = (proposal.drafter_index, proposal.branch_idx)
-        if key not in deepest or depths[proposal.node_idx] > depths[deepest[key]]:
+        if key not in deepest or levels[proposal.node_idx] > levels[deepest[key]]:
             deepest[key] = proposal.node_idx
     return {
         key: tuple(int(tree.token_ids[node]) for node in tree.compute_path(node_idx))

@@ -28,8 +28,8 @@ def build(token_ids: list[int], parent_idx: list[int], *proposed: int) -> TokenT
 TREE = build([5, 6, 5, 7], [ROOT, 0, 1, ROOT], 0, 1, 2, 3)
 
 
-def test_depths_children_and_paths_follow_the_parents() -> None:
-    assert TREE.compute_depths().tolist() == [0, 1, 2, 0]
+def test_levels_children_and_paths_follow_the_parents() -> None:
+    assert TREE.compute_levels().tolist() == [0, 1, 2, 0]
     assert TREE.compute_children() == {ROOT: (0, 3), 0: (1,), 1: (2,)}
     assert TREE.compute_path(2) == (0, 1, 2)
     assert TREE.compute_path(ROOT) == ()
@@ -38,7 +38,7 @@ def test_depths_children_and_paths_follow_the_parents() -> None:
 def test_empty_tree_is_sound() -> None:
     tree = TokenTree.empty()
     tree.check_integrity()
-    assert tree.num_nodes == tree.num_draft_tokens == len(tree.compute_depths()) == 0
+    assert tree.num_nodes == tree.num_draft_tokens == len(tree.compute_levels()) == 0
     assert tree.compute_children() == {ROOT: ()}
 
 

@@ -70,7 +70,7 @@ class Rig:
             segment = Segment(
                 num_cached=table.num_tokens,
                 num_chain=len(chain),
-                tree=TreePart(depths=compute_depths(parents), rows=mask[num_resident:]),
+                tree=TreePart(depths=compute_depths(mask), rows=mask[num_resident:]),
                 slot_runs=tuple(table.slot_runs(num_keys)),
             )
             segments.append(segment)

@@ -38,7 +38,7 @@ def test_ancestor_mask_and_depths_equal_the_walk_to_the_root(
     parent_idx: np.ndarray[tuple[int], np.dtype[np.int32]],
 ) -> None:
     mask = compute_ancestor_mask(parent_idx)
-    depths = compute_depths(parent_idx)
+    depths = compute_depths(mask)
     for node in range(len(parent_idx)):
         ancestors = list_ancestors(parent_idx, node)
         assert set(np.flatnonzero(mask[node]).tolist()) == ancestors
@@ -73,7 +73,8 @@ def test_every_query_sees_the_cache_and_nodes_see_the_whole_chain() -> None:
 def test_window_hides_what_is_too_far_back_by_position_not_by_slot(
     parent_idx: np.ndarray[tuple[int], np.dtype[np.int32]], num_cached: int, window: int
 ) -> None:
-    tree = TreePart(depths=compute_depths(parent_idx), rows=compute_ancestor_mask(parent_idx))
+    rows = compute_ancestor_mask(parent_idx)
+    tree = TreePart(depths=compute_depths(rows), rows=rows)
     segment = Segment(num_cached=num_cached, num_chain=1, tree=tree, slot_runs=())
     mask = segment.compute_mask(window)
     for node, depth in enumerate(tree.depths.tolist()):

@@ -143,8 +143,8 @@ def misstate_law(proposals: list[DraftProposal]) -> list[DraftProposal]:
 
 def permute_nodes(tree: TokenTree) -> TokenTree:
     """Number the nodes level by level, backwards within a level, and reverse the proposals."""
-    depths = tree.compute_depths()
-    order = sorted(range(tree.num_nodes), key=lambda node: (depths[node], -node))
+    levels = tree.compute_levels()
+    order = sorted(range(tree.num_nodes), key=lambda node: (levels[node], -node))
     permuted = tree.permuted(order)
     return replace(permuted, proposals=permuted.proposals[::-1])
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from specrag_common.speculation.token_tree import ROOT
 
-from specrag_inference.attention.masks import compute_ancestor_mask
+from specrag_inference.attention.masks import compute_ancestor_mask, compute_depths
 from specrag_inference.attention.step import TreePart
 
 if TYPE_CHECKING:
@@ -51,5 +51,4 @@ class DraftTree:
     def compute_part(self) -> TreePart:
         """Return depths of all nodes and the mask rows of those not yet cached."""
         mask = compute_ancestor_mask(np.asarray(self._parent_idx, dtype=np.int32))
-        depths = mask.sum(axis=1, dtype=np.int32)
-        return TreePart(depths=depths, rows=mask[self.num_resident :])
+        return TreePart(depths=compute_depths(mask), rows=mask[self.num_resident :])

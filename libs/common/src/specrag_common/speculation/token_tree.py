@@ -72,13 +72,13 @@ class TokenTree:
         none = np.empty(0, dtype=np.int32)
         return TokenTree(token_ids=none, parent_idx=none.copy(), proposals=())
 
-    def compute_depths(self) -> NDArray[np.int32]:
-        """Return [num_nodes] int32: 0 for the first level, parent's depth + 1 below."""
-        depths = np.zeros(self.num_nodes, dtype=np.int32)
+    def compute_levels(self) -> NDArray[np.int32]:
+        """Return [num_nodes] int32: 0 for the first level, parent's level + 1 below."""
+        levels = np.zeros(self.num_nodes, dtype=np.int32)
         for node_idx, parent in enumerate(self.parent_idx):
             if parent != ROOT:
-                depths[node_idx] = depths[parent] + 1
-        return depths
+                levels[node_idx] = levels[parent] + 1
+        return levels
 
     def compute_children(self) -> dict[int, tuple[int, ...]]:
         """Return the children of every inner node and of ``ROOT``, each tuple ascending."""

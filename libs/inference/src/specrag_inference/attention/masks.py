@@ -38,9 +38,9 @@ def compute_ancestor_mask(parent_idx: Indices) -> BoolMask:
     return mask
 
 
-def compute_depths(parent_idx: Indices) -> Indices:
+def compute_depths(ancestor_mask: BoolMask) -> Indices:
     """Return [num_nodes]: 1 for children of the root, one more than the parent's for the rest."""
-    depths: Indices = compute_ancestor_mask(parent_idx).sum(axis=1, dtype=np.int32)
+    depths: Indices = ancestor_mask.sum(axis=1, dtype=np.int32)
     return depths
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from specrag_common.speculation.token_tree import ROOT, TokenTree
 
-from specrag_inference.attention.masks import check_parents, compute_ancestor_mask
+from specrag_inference.attention.masks import check_parents, compute_ancestor_mask, compute_depths
 from specrag_inference.attention.step import TreePart
 from specrag_inference.jobs.job import Extension
 from specrag_inference.messages import RoundVerified, VerifiedToken
@@ -141,7 +141,7 @@ class VerifyJob:
             self._tree, self._part = tree, None
             return
         mask = compute_ancestor_mask(tree.parent_idx)
-        depths = mask.sum(axis=1, dtype=np.int32)
+        depths = compute_depths(mask)
         max_depth = self._limits.max_model_len - 1 - len(self._sequence.token_ids)
         kept = np.flatnonzero(depths <= max_depth)
         self._original_idx = kept
