@@ -2,7 +2,7 @@
 
 ::
 
-    async with SpecragClient("127.0.0.1:50051") as client:
+    async with SpecragClient("127.0.0.1:50050") as client:
         async for event in client.answer("Who approves leave?", collection="handbook"):
             ...
 """

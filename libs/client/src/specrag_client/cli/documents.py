@@ -215,5 +215,5 @@ def _print_passages(passages: Sequence[Passage]) -> None:
         heading = one_line(f"{rank}. {passage.title} — {passage.document_id}")
         line = Text(heading, style="bold")
         line.append(f"  score {passage.score:.4f}", style="not bold dim")
-        console.print(line)
-        console.print(Text("   " + cut(one_line(passage.text), _SNIPPET_CELLS)))
+        console.print(line, soft_wrap=True)
+        console.print(Text("   " + cut(one_line(passage.text), _SNIPPET_CELLS)), soft_wrap=True)

@@ -29,6 +29,25 @@ class AddressType(click.ParamType[str]):
             self.fail(str(exc), param, ctx)
 
 
+class UrlType(click.ParamType[str]):
+    """A URL with one of some schemes."""
+
+    name = "url"
+
+    def __init__(self, *schemes: str) -> None:
+        """Accept these schemes."""
+        self._schemes = schemes
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the URL unchanged."""
+        url = str(value)
+        scheme, separator, rest = url.partition("://")
+        if scheme not in self._schemes or not separator or not rest:
+            known = ", ".join(f"{one}://" for one in self._schemes)
+            self.fail(f"{url!r} does not begin with one of {known}", param, ctx)
+        return url
+
+
 class TextType(click.ParamType[str]):
     """Text that can travel: valid Unicode, and not blank where that makes no sense."""
 

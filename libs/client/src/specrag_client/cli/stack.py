@@ -18,6 +18,7 @@ from specrag_client.cli.output import print_json
 from specrag_client.cli.parameters import (
     FiniteRange,
     TextType,
+    UrlType,
     directory_option,
     json_option,
     target_options,
@@ -51,8 +52,16 @@ if TYPE_CHECKING:
     show_default=True,
     help="Drafter processes.",
 )
-@click.option("--redis-url", type=TextType(), help="Use this Redis instead of starting one.")
-@click.option("--milvus-uri", type=TextType(), help="Use this Milvus instead of starting one.")
+@click.option(
+    "--redis-url",
+    type=UrlType("redis", "rediss", "unix"),
+    help="Use this Redis instead of starting one.",
+)
+@click.option(
+    "--milvus-uri",
+    type=UrlType("http", "https"),
+    help="Use this Milvus instead of starting one.",
+)
 @click.option("--target-model", type=TextType(), help="Model reference of the verifier.")
 @click.option("--draft-model", type=TextType(), help="Model reference of the drafters.")
 @click.option(
