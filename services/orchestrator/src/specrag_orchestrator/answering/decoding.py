@@ -87,9 +87,11 @@ async def decode_answer(task: DecodingTask, resources: Resources) -> Decoded:
         SpecragError: it cannot be decoded as asked.
         ContextShrunkError: the reading must be composed again.
     """
-    if task.question.policy is AnswerPolicy.TARGET_ONLY:
-        return await _decode_alone(task, resources)
-    return await _decode_jointly(task, resources)
+    match task.question.policy:
+        case AnswerPolicy.TARGET_ONLY:
+            return await _decode_alone(task, resources)
+        case AnswerPolicy.JOINT:
+            return await _decode_jointly(task, resources)
 
 
 def derive_draft_key(random_key: bytes, mode: VerificationMode) -> bytes:
