@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RETRY_HINT_S = 1.0
+"""What callers are told to wait while a service that an answer needs is away."""
 
 
 @contextmanager

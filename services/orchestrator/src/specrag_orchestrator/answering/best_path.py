@@ -23,9 +23,7 @@ def choose_best_path(tree: TokenTree, acceptance: Mapping[int, float]) -> tuple[
         tree: the merged tree.
         acceptance: recent share of accepted tokens by drafter index.
     """
-    children: dict[int, list[int]] = {}
-    for node_idx, parent in enumerate(tree.parent_idx.tolist()):
-        children.setdefault(parent, []).append(node_idx)
+    children = tree.compute_children()
     proposers: dict[int, set[int]] = {}
     for proposal in tree.proposals:
         proposers.setdefault(proposal.node_idx, set()).add(proposal.drafter_index)
@@ -36,7 +34,7 @@ def choose_best_path(tree: TokenTree, acceptance: Mapping[int, float]) -> tuple[
 
     path: list[int] = []
     node_idx = ROOT
-    while node_idx in children:
-        node_idx = max(children[node_idx], key=rank)
+    while nodes := children.get(node_idx):
+        node_idx = max(nodes, key=rank)
         path.append(int(tree.token_ids[node_idx]))
     return tuple(path)

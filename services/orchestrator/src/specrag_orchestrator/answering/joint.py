@@ -24,6 +24,7 @@ from specrag_orchestrator.answering.inbox import (
 )
 from specrag_orchestrator.answering.rounds import RoundMismatchError, RoundStep
 from specrag_orchestrator.target import CLOSE_TIMEOUT_S, PromptAccepted, PromptPrefilled
+from specrag_orchestrator.upstream import RETRY_HINT_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from specrag_orchestrator.answering.rounds import RoundMachine
     from specrag_orchestrator.drafting import DraftSession
     from specrag_orchestrator.target import TargetMessage, VerificationStream
-
-RETRY_HINT_S = 1.0
 
 
 class JointAnswer:

@@ -10,6 +10,7 @@ from specrag_common.runtime.errors import FailedPrecondition, UpstreamUnavailabl
 from specrag_common.speculation.proposals import DraftSource
 
 from specrag_orchestrator.answering.events import Degradation
+from specrag_orchestrator.upstream import RETRY_HINT_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 TOKENIZER_MISMATCH: Final = "TOKENIZER_MISMATCH"
 MISSING_CAPABILITY: Final = "MISSING_CAPABILITY"
-RETRY_HINT_S: Final = 1.0
 
 _CAPABILITY_OF: Final = {
     DraftSource.SUFFIX: common_pb2.CAPABILITY_DRAFT_SUFFIX,
