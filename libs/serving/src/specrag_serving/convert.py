@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from specrag.v1 import common_pb2
+from specrag_common.runtime.errors import InvalidRequest
 from specrag_inference.messages import SamplingParams
 
 if TYPE_CHECKING:
@@ -13,6 +14,15 @@ if TYPE_CHECKING:
     from specrag_common.wire.sampling import SamplingOptions
 
     from specrag_serving.model_files import ModelFiles
+
+
+MAX_TENANT_CHARS: Final = 128
+
+
+def check_tenant(tenant: str, field: str) -> None:
+    """Raise ``InvalidRequest`` when the name is longer than 128 code points."""
+    if len(tenant) > MAX_TENANT_CHARS:
+        raise InvalidRequest(field, f"longer than {MAX_TENANT_CHARS} code points")
 
 
 def to_engine_sampling(options: SamplingOptions, eos_token_ids: Iterable[int]) -> SamplingParams:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from specrag_common.runtime.errors import FailedPrecondition, InvalidRequest
 from specrag_common.wire.arrays import decode_token_ids
@@ -16,6 +16,7 @@ from specrag_common.wire.rounds import (
     decode_round_key,
 )
 from specrag_common.wire.sampling import check_random_key, decode_mode, decode_sampling
+from specrag_serving.convert import check_tenant
 
 if TYPE_CHECKING:
     from specrag.v1 import drafter_pb2
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from specrag_common.speculation.proposals import DraftSource, VerificationMode
     from specrag_common.wire.sampling import SamplingOptions
     from specrag_inference.prompts import ChatTokenizer
-
-MAX_TENANT_CHARS: Final = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +72,7 @@ def decode_order(message: drafter_pb2.OpenDrafting, tokenizer: ChatTokenizer) ->
     """
     check_answer_id(message.answer_id, "open.answer_id")
     check_drafter_index(message.drafter_index, "open.drafter_index")
-    if len(message.tenant) > MAX_TENANT_CHARS:
-        raise InvalidRequest("open.tenant", f"longer than {MAX_TENANT_CHARS} code points")
+    check_tenant(message.tenant, "open.tenant")
     _check_fingerprint(message.tokenizer_fingerprint, tokenizer)
     committed = decode_token_ids(
         message.committed_token_ids, "open.committed_token_ids", vocab_size=tokenizer.vocab_size

@@ -14,6 +14,7 @@ from specrag_common.wire.sampling import check_random_key, decode_mode, decode_s
 from specrag_common.wire.trees import decode_tree
 from specrag_common.wire.verified import AnswerEnd, VerifiedTokens
 from specrag_inference.messages import FinishReason
+from specrag_serving.convert import check_tenant
 
 if TYPE_CHECKING:
     from specrag_common.conversation import Conversation
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from specrag_inference.prompts import BuiltPrompt
 
 MAX_FREE_RUN_TOKENS: Final = 4096
-MAX_TENANT_CHARS: Final = 128
 
 _ENDS: Final = {
     FinishReason.STOP_TOKEN: AnswerEnd.STOP,
@@ -73,8 +73,7 @@ def decode_order(message: verifier_pb2.OpenVerification, *, vocab_size: int) -> 
         InvalidRequest: a field is missing, malformed or out of range.
     """
     check_answer_id(message.answer_id, "open.answer_id")
-    if len(message.tenant) > MAX_TENANT_CHARS:
-        raise InvalidRequest("open.tenant", f"longer than {MAX_TENANT_CHARS} code points")
+    check_tenant(message.tenant, "open.tenant")
     sampling = decode_sampling(message.sampling, "open.sampling")
     committed = decode_token_ids(
         message.committed_token_ids, "open.committed_token_ids", vocab_size=vocab_size

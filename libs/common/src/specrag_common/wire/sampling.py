@@ -10,12 +10,12 @@ from specrag.v1 import common_pb2
 
 from specrag_common.runtime.errors import FieldViolation, InvalidRequest
 from specrag_common.speculation.proposals import VerificationMode
+from specrag_common.speculation.randomness import RANDOM_KEY_BYTES
 
 MAX_TEMPERATURE: Final = 2.0
 MAX_ANSWER_TOKENS: Final = 4096
 MAX_STOP_STRINGS: Final = 8
 MAX_STOP_CHARS: Final = 64
-RANDOM_KEY_BYTES: Final = 16
 
 _MODES: Final = {
     VerificationMode.REJECTION: common_pb2.VERIFICATION_MODE_REJECTION,
