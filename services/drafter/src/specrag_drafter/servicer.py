@@ -98,20 +98,20 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
             f"answer '{order.answer_id}' with drafter_index={order.drafter_index}",
         )
         with claim, contextlib.ExitStack() as stack:
-            drafter = self._open_model(order, prompt, sources)
-            if drafter is not None:
-                stack.callback(drafter.close)
-            suffix = await _read_suffix(model, order, prompt, sources)
+            from_model = self._open_model(order, prompt, sources)
+            if from_model is not None:
+                stack.callback(from_model.close)
+            from_suffix = await _read_suffix(model, order, prompt, sources)
             num_cached_tokens = 0
-            if drafter is not None and suffix is None:
-                num_cached_tokens = (await drafter.wait_read()).num_cached_tokens
+            if from_model is not None and from_suffix is None:
+                num_cached_tokens = (await from_model.wait_read()).num_cached_tokens
             ready = drafter_pb2.DraftingReady(
                 num_prompt_tokens=len(prompt.token_ids),
                 num_cached_tokens=num_cached_tokens,
                 kept_passages=prompt.kept_passages,
             )
             yield drafter_pb2.DraftTokensResponse(ready=ready)
-            drafting = AnswerDrafting(order, suffix, drafter)
+            drafting = AnswerDrafting(order, from_suffix, from_model)
             vocab_size = model.files.tokenizer.vocab_size
             async with contextlib.aclosing(
                 _serve_rounds(drafting, request_iterator, vocab_size)
