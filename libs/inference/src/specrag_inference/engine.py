@@ -210,7 +210,7 @@ class Engine:
             reason = (
                 "has not been opened yet"
                 if self._admission.is_waiting(sequence_id)
-                else ("is not open")
+                else "is not open"
             )
             self._fail(sequence_id, INVALID, f"sequence_id='{sequence_id}' {reason}")
             return

@@ -78,8 +78,6 @@ class SpanKey(StrEnum):
     """Passages or windows written."""
     NUM_CACHED_TOKENS = "specrag.num_cached_tokens"
     """Prompt tokens found in the prefix cache."""
-    MODEL = "gen_ai.request.model"
-    """Model the request names or is served by."""
     INPUT_TOKENS = "gen_ai.usage.input_tokens"
     """Prompt tokens."""
     OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
