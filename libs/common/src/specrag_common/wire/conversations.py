@@ -28,8 +28,8 @@ def decode_conversation(message: common_pb2.Prompt, field: str = "prompt") -> Co
     Ids of past answers are only held against 0; the vocabulary is checked where they are used.
 
     Raises:
-        InvalidRequest: no turn or too many, a blank question, an answer where it does not
-            belong or missing where it does, a passage without a number or with one used twice.
+        InvalidRequest: no turn or too many, a blank question, an answer to the last one, too many
+            passages, a passage without a number or with one used twice.
     """
     if not 1 <= len(message.turns) <= MAX_TURNS:
         raise InvalidRequest(f"{field}.turns", f"{len(message.turns)} turns, need 1 to {MAX_TURNS}")
