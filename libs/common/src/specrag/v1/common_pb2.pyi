@@ -306,12 +306,14 @@ class PromptTurn(_message.Message):
     ANSWER_FIELD_NUMBER: _builtins.int
     ANSWER_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     question: _builtins.str
-    """The question as asked."""
+    """The question as asked; not blank."""
     answer: _builtins.str
-    """Committed answer text; empty for the turn to be answered."""
+    """Committed answer text; must be empty, ids too, for the turn to be answered."""
     @_builtins.property
     def passages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Passage]:
-        """Passages new in this turn, each with its number; earlier turns' passages stay readable."""
+        """Passages new in this turn, at most 256, each with a number of its own in the prompt; earlier
+        turns' passages stay readable.
+        """
 
     @_builtins.property
     def answer_token_ids(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenIds]:
@@ -342,7 +344,7 @@ class Prompt(_message.Message):
     TURNS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def turns(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptTurn]:
-        """Oldest first; the last one is to be answered. At least one."""
+        """Oldest first; the last one is to be answered. 1 to 256."""
 
     def __init__(
         self,
@@ -482,11 +484,11 @@ class RoundKey(_message.Message):
     COMMITTED_LENGTH_FIELD_NUMBER: _builtins.int
     PREFIX_HASH_FIELD_NUMBER: _builtins.int
     answer_id: _builtins.str
-    """The answer."""
+    """The answer, 1 to 128 code points."""
     round: _builtins.int
     """Round number, from 0."""
     drafter_index: _builtins.int
-    """The drafter's index in the request; 0 towards the verifier."""
+    """The drafter's index in the request, 0 to 63; 0 towards the verifier."""
     committed_length: _builtins.int
     """Answer tokens committed before this round."""
     prefix_hash: _builtins.int

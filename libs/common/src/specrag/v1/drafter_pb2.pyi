@@ -86,7 +86,9 @@ class DraftTokensResponse(_message.Message):
     PROPOSAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ready(self) -> Global___DraftingReady:
-        """Answer to open, sent when the subset has been read."""
+        """Answer to open. By suffix drafting at once; where only the model proposes, when it has read
+        the subset.
+        """
 
     @_builtins.property
     def proposal(self) -> Global___TokenProposal:
@@ -125,15 +127,17 @@ class OpenDrafting(_message.Message):
     COMMITTED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _builtins.int
     answer_id: _builtins.str
-    """The answer."""
+    """The answer, 1 to 128 code points. ALREADY_EXISTS while another stream of this replica drafts
+    for the same answer and index.
+    """
     drafter_index: _builtins.int
-    """This drafter's index in the request, from 0; part of the random key."""
+    """This drafter's index in the request, 0 to 63; part of the random key."""
     tenant: _builtins.str
-    """Tenant; prefixes are cached per tenant."""
+    """Tenant, at most 128 code points; prefixes are cached per tenant."""
     mode: _common_pb2.VerificationMode.ValueType
-    """How the target verifies; decides whether laws travel."""
+    """How the target verifies, always stated; decides whether laws travel."""
     random_key: _builtins.bytes
-    """16 bytes; in COUPLED mode the target's own key."""
+    """16 bytes; in COUPLED mode the target's own key, in REJECTION mode never."""
     committed_token_ids: _builtins.bytes
     """int32 little-endian answer ids already committed (resume); usually empty."""
     tokenizer_fingerprint: _builtins.str
@@ -148,7 +152,7 @@ class OpenDrafting(_message.Message):
 
     @_builtins.property
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.DraftSource.ValueType]:
-        """Which sources propose; empty: the service's default."""
+        """Which sources propose, repeated ones count once; empty: the service's default."""
 
     def __init__(
         self,
@@ -174,7 +178,7 @@ Global___OpenDrafting: _TypeAlias = OpenDrafting  # noqa: Y015
 
 @_typing.final
 class DraftingReady(_message.Message):
-    """The subset is in the cache."""
+    """The drafter can propose."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -184,7 +188,7 @@ class DraftingReady(_message.Message):
     num_prompt_tokens: _builtins.int
     """Tokens of this drafter's prompt."""
     num_cached_tokens: _builtins.int
-    """Of these, found in the prefix cache."""
+    """Of these, found in the prefix cache; 0 where suffix drafting answers before the model has read."""
     @_builtins.property
     def kept_passages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Numbers of the passages that fitted."""
@@ -206,7 +210,9 @@ Global___DraftingReady: _TypeAlias = DraftingReady  # noqa: Y015
 
 @_typing.final
 class DraftRound(_message.Message):
-    """Commits tokens and asks for the next proposal."""
+    """Commits tokens and asks for the next proposal. One that continues other tokens than this drafter
+    knows of is answered by an empty proposal.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -260,7 +266,7 @@ class TokenProposal(_message.Message):
 
     @_builtins.property
     def branches(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftBranch]:
-        """In draw order; equal branches stay separate; may be empty."""
+        """In draw order, at most 8 a source; equal branches stay separate; may be empty."""
 
     def __init__(
         self,
@@ -288,7 +294,7 @@ class DraftBranch(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     LAWS_FIELD_NUMBER: _builtins.int
     token_ids: _builtins.bytes
-    """int32 little-endian ids; at least one."""
+    """int32 little-endian ids, 1 to the round's gamma of them."""
     source: _common_pb2.DraftSource.ValueType
     """Which source proposed it."""
     @_builtins.property
@@ -321,7 +327,9 @@ class DraftLaw(_message.Message):
     token_ids: _builtins.bytes
     """int32 little-endian ids of the support, ascending, distinct."""
     probs: _builtins.bytes
-    """float32 little-endian probabilities, same order, summing to 1: the numbers drawn from."""
+    """float32 little-endian probabilities, same order, summing to 1 within 0.001: the numbers drawn
+    from.
+    """
     def __init__(
         self,
         *,

@@ -92,11 +92,11 @@ class AnswerRequest(_message.Message):
     ALLOW_FALLBACK_FIELD_NUMBER: _builtins.int
     PASSAGES_FIELD_NUMBER: _builtins.int
     question: _builtins.str
-    """The question, 1 to 8,192 code points, not blank."""
+    """The question, 1 to 8,192 code points, not blank, without NUL."""
     collection: _builtins.str
-    """Name of the collection."""
+    """Name of the collection, [a-z][a-z0-9_]{0,62}."""
     tenant: _builtins.str
-    """Tenant; empty: "default"."""
+    """Tenant, at most 128 printable code points; empty: "default"."""
     session_id: _builtins.str
     """Session to continue or to begin; empty: none, nothing is remembered. [A-Za-z0-9_-]{1,64}."""
     policy: Global___AnswerPolicy.ValueType
@@ -110,7 +110,9 @@ class AnswerRequest(_message.Message):
     include_speculative: _builtins.bool
     """Also send Speculative and Retract events."""
     request_id: _builtins.str
-    """Client's idempotency key, 1 to 128 code points; a repeat within a session replays the turn."""
+    """Client's idempotency key, at most 128 printable code points; a repeat within a session replays
+    the turn. Empty: none.
+    """
     allow_fallback: _builtins.bool
     """Answer without drafters when none is left. Absent: true."""
     @_builtins.property
@@ -127,8 +129,9 @@ class AnswerRequest(_message.Message):
 
     @_builtins.property
     def passages(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Passage]:
-        """Passages to read instead of searching, at most 64; numbers are assigned in this order. For
-        callers that retrieve by themselves. collection must then be empty.
+        """Passages to read instead of searching, at most 64, for callers that retrieve by themselves.
+        Each has a text of 1 to 65,536 code points, not blank; numbers are assigned, leave them 0.
+        collection, filters and num_passages must then be unset.
         """
 
     def __init__(
@@ -323,7 +326,9 @@ class RetrievalDone(_message.Message):
     """The trace."""
     @_builtins.property
     def passages(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Passage]:
-        """With their numbers, best first. Ones the target's context had no room for are not among them."""
+        """With their numbers: what was found, best first, then what earlier turns still hold in the
+        context. Ones the context had no room for are not among them.
+        """
 
     def __init__(
         self,
@@ -560,7 +565,9 @@ class Degradation(_message.Message):
     component: _builtins.str
     """The component, for example "drafter-1"."""
     reason: _builtins.str
-    """UPPER_SNAKE: UNAVAILABLE, LATE, TOKENIZER_MISMATCH, NO_DRAFTERS, TURN_LOG_UNAVAILABLE …"""
+    """UPPER_SNAKE. Of one drafter: UNAVAILABLE, LATE, TOKENIZER_MISMATCH, MISSING_CAPABILITY,
+    INVALID_PROPOSAL, STREAM_ENDED or what it failed with; of all: TOO_FEW, NO_DRAFTERS.
+    """
     detail: _builtins.str
     """In words."""
     def __init__(

@@ -74,7 +74,8 @@ class RagServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CancelAnswer(self, request, context):
-        """Stops a running answer; what was committed stays in the session, marked as partial.
+        """Stops a running answer; what was committed stays in the session, marked as partial. Reaches
+        answers of the replica it is sent to.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

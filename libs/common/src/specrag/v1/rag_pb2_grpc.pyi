@@ -36,7 +36,9 @@ class RagServiceStub:
     Answer: _grpc.UnaryStreamMultiCallable[_rag_pb2.AnswerRequest, _rag_pb2.AnswerResponse]
     """Answers one question as a stream of events. Leaving cancels everywhere."""
     CancelAnswer: _grpc.UnaryUnaryMultiCallable[_rag_pb2.CancelAnswerRequest, _rag_pb2.CancelAnswerResponse]
-    """Stops a running answer; what was committed stays in the session, marked as partial."""
+    """Stops a running answer; what was committed stays in the session, marked as partial. Reaches
+    answers of the replica it is sent to.
+    """
     GetSession: _grpc.UnaryUnaryMultiCallable[_rag_pb2.GetSessionRequest, _rag_pb2.GetSessionResponse]
     """Reads a session with its turns."""
     ListSessions: _grpc.UnaryUnaryMultiCallable[_rag_pb2.ListSessionsRequest, _rag_pb2.ListSessionsResponse]
@@ -52,7 +54,9 @@ class RagServiceAsyncStub(RagServiceStub):
     Answer: _aio.UnaryStreamMultiCallable[_rag_pb2.AnswerRequest, _rag_pb2.AnswerResponse]  # type: ignore[assignment]
     """Answers one question as a stream of events. Leaving cancels everywhere."""
     CancelAnswer: _aio.UnaryUnaryMultiCallable[_rag_pb2.CancelAnswerRequest, _rag_pb2.CancelAnswerResponse]  # type: ignore[assignment]
-    """Stops a running answer; what was committed stays in the session, marked as partial."""
+    """Stops a running answer; what was committed stays in the session, marked as partial. Reaches
+    answers of the replica it is sent to.
+    """
     GetSession: _aio.UnaryUnaryMultiCallable[_rag_pb2.GetSessionRequest, _rag_pb2.GetSessionResponse]  # type: ignore[assignment]
     """Reads a session with its turns."""
     ListSessions: _aio.UnaryUnaryMultiCallable[_rag_pb2.ListSessionsRequest, _rag_pb2.ListSessionsResponse]  # type: ignore[assignment]
@@ -77,7 +81,9 @@ class RagServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rag_pb2.CancelAnswerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rag_pb2.CancelAnswerResponse, _abc.Awaitable[_rag_pb2.CancelAnswerResponse]]:
-        """Stops a running answer; what was committed stays in the session, marked as partial."""
+        """Stops a running answer; what was committed stays in the session, marked as partial. Reaches
+        answers of the replica it is sent to.
+        """
 
     @_abc_1.abstractmethod
     def GetSession(

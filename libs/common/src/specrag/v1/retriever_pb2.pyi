@@ -123,9 +123,11 @@ class SearchRequest(_message.Message):
     collection: _builtins.str
     """Name of the collection."""
     tenant: _builtins.str
-    """Tenant; empty: "default". Only its documents are found."""
+    """Tenant, at most 128 code points, no control characters; empty: "default". Only its documents
+    are found.
+    """
     query: _builtins.str
-    """Question or keywords, 1 to 8,192 code points."""
+    """Question or keywords, 1 to 8,192 code points, not blank."""
     top_k: _builtins.int
     """Most passages, 1 to 100. Absent: 8."""
     include_embeddings: _builtins.bool
@@ -169,7 +171,9 @@ class SearchResponse(_message.Message):
     """Time spent in the database."""
     @_builtins.property
     def passages(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Passage]:
-        """Best first; near-duplicates of a better passage are left out."""
+        """Best first. Passages that read the same are there once, ones that share most of their words at
+        most twice. The list ends before the response exceeds 3 MiB.
+        """
 
     def __init__(
         self,
@@ -233,7 +237,7 @@ class OpenUpsert(_message.Message):
     collection: _builtins.str
     """Name of the collection; it must exist."""
     tenant: _builtins.str
-    """Tenant; empty: "default"."""
+    """Tenant, at most 128 code points, no control characters; empty: "default"."""
     def __init__(
         self,
         *,
@@ -250,7 +254,7 @@ Global___OpenUpsert: _TypeAlias = OpenUpsert  # noqa: Y015
 
 @_typing.final
 class DocumentStart(_message.Message):
-    """A document's name and description."""
+    """A document's name and description. Ids, uri and title hold no control characters."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -282,14 +286,14 @@ class DocumentStart(_message.Message):
     document_id: _builtins.str
     """Stable id, 1 to 512 code points; the same id replaces the document."""
     uri: _builtins.str
-    """File name or path: its ending decides the parser."""
+    """File name or path, at most 2,048 code points: its ending decides the parser."""
     title: _builtins.str
-    """Title; empty: found in the document, or the file name."""
+    """Title, at most 1,024 code points; empty: found in the document, or the file name."""
     size_bytes: _builtins.int
-    """Bytes to follow, at most 32 MiB."""
+    """Bytes that follow, exactly; a document over 32 MiB is SKIPPED as TOO_LARGE."""
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Metadata, at most 32 entries; keys [a-z0-9_]."""
+        """Metadata, at most 32 entries and 32 KiB of keys and values; keys [a-z0-9_]{1,64}."""
 
     def __init__(
         self,
@@ -385,7 +389,7 @@ class DeleteDocumentsRequest(_message.Message):
     """Tenant; empty: "default"."""
     @_builtins.property
     def document_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Ids, 1 to 1,000."""
+        """Ids, 1 to 1,000 of 1 to 512 code points; repeated ones count once."""
 
     def __init__(
         self,

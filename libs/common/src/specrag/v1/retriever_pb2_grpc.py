@@ -85,14 +85,16 @@ class RetrieverServiceServicer:
 
     def UpsertDocuments(self, request_iterator, context):
         """Adds or replaces documents: opened once, then for each document its start and its content.
-        A damaged document is named in the response and does not stop the others.
+        A damaged document is named in the response and does not stop the others. At most 1,000
+        documents a stream and 4 streams a replica at once (RESOURCE_EXHAUSTED); messages out of order,
+        or bytes that do not add up to size_bytes, end the stream INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteDocuments(self, request, context):
-        """Deletes documents by id; unknown ids are counted, not refused.
+        """Deletes documents by id; unknown ids are passed over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -37,10 +37,12 @@ class RetrieverServiceStub:
     """Finds the passages nearest to a query, dense and BM25 fused by reciprocal rank."""
     UpsertDocuments: _grpc.StreamUnaryMultiCallable[_retriever_pb2.UpsertDocumentsRequest, _retriever_pb2.UpsertDocumentsResponse]
     """Adds or replaces documents: opened once, then for each document its start and its content.
-    A damaged document is named in the response and does not stop the others.
+    A damaged document is named in the response and does not stop the others. At most 1,000
+    documents a stream and 4 streams a replica at once (RESOURCE_EXHAUSTED); messages out of order,
+    or bytes that do not add up to size_bytes, end the stream INVALID_ARGUMENT.
     """
     DeleteDocuments: _grpc.UnaryUnaryMultiCallable[_retriever_pb2.DeleteDocumentsRequest, _retriever_pb2.DeleteDocumentsResponse]
-    """Deletes documents by id; unknown ids are counted, not refused."""
+    """Deletes documents by id; unknown ids are passed over."""
     CreateCollection: _grpc.UnaryUnaryMultiCallable[_retriever_pb2.CreateCollectionRequest, _retriever_pb2.CreateCollectionResponse]
     """Creates a collection; ALREADY_EXISTS if there is one."""
     GetCollection: _grpc.UnaryUnaryMultiCallable[_retriever_pb2.GetCollectionRequest, _retriever_pb2.GetCollectionResponse]
@@ -59,10 +61,12 @@ class RetrieverServiceAsyncStub(RetrieverServiceStub):
     """Finds the passages nearest to a query, dense and BM25 fused by reciprocal rank."""
     UpsertDocuments: _aio.StreamUnaryMultiCallable[_retriever_pb2.UpsertDocumentsRequest, _retriever_pb2.UpsertDocumentsResponse]  # type: ignore[assignment]
     """Adds or replaces documents: opened once, then for each document its start and its content.
-    A damaged document is named in the response and does not stop the others.
+    A damaged document is named in the response and does not stop the others. At most 1,000
+    documents a stream and 4 streams a replica at once (RESOURCE_EXHAUSTED); messages out of order,
+    or bytes that do not add up to size_bytes, end the stream INVALID_ARGUMENT.
     """
     DeleteDocuments: _aio.UnaryUnaryMultiCallable[_retriever_pb2.DeleteDocumentsRequest, _retriever_pb2.DeleteDocumentsResponse]  # type: ignore[assignment]
-    """Deletes documents by id; unknown ids are counted, not refused."""
+    """Deletes documents by id; unknown ids are passed over."""
     CreateCollection: _aio.UnaryUnaryMultiCallable[_retriever_pb2.CreateCollectionRequest, _retriever_pb2.CreateCollectionResponse]  # type: ignore[assignment]
     """Creates a collection; ALREADY_EXISTS if there is one."""
     GetCollection: _aio.UnaryUnaryMultiCallable[_retriever_pb2.GetCollectionRequest, _retriever_pb2.GetCollectionResponse]  # type: ignore[assignment]
@@ -90,7 +94,9 @@ class RetrieverServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_retriever_pb2.UpsertDocumentsResponse, _abc.Awaitable[_retriever_pb2.UpsertDocumentsResponse]]:
         """Adds or replaces documents: opened once, then for each document its start and its content.
-        A damaged document is named in the response and does not stop the others.
+        A damaged document is named in the response and does not stop the others. At most 1,000
+        documents a stream and 4 streams a replica at once (RESOURCE_EXHAUSTED); messages out of order,
+        or bytes that do not add up to size_bytes, end the stream INVALID_ARGUMENT.
         """
 
     @_abc_1.abstractmethod
@@ -99,7 +105,7 @@ class RetrieverServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _retriever_pb2.DeleteDocumentsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_retriever_pb2.DeleteDocumentsResponse, _abc.Awaitable[_retriever_pb2.DeleteDocumentsResponse]]:
-        """Deletes documents by id; unknown ids are counted, not refused."""
+        """Deletes documents by id; unknown ids are passed over."""
 
     @_abc_1.abstractmethod
     def CreateCollection(

@@ -34,15 +34,17 @@ class OpenVerification(_message.Message):
     RANDOM_KEY_FIELD_NUMBER: _builtins.int
     COMMITTED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     answer_id: _builtins.str
-    """The answer; unique among live ones."""
+    """The answer, 1 to 128 code points. ALREADY_EXISTS while it is live on this replica."""
     tenant: _builtins.str
-    """Tenant; prefixes are cached per tenant."""
+    """Tenant, at most 128 code points; prefixes are cached per tenant."""
     mode: _common_pb2.VerificationMode.ValueType
-    """REJECTION or COUPLED."""
+    """REJECTION or COUPLED, always stated."""
     random_key: _builtins.bytes
     """16 bytes that key every draw of this answer."""
     committed_token_ids: _builtins.bytes
-    """int32 little-endian answer ids already committed (resume); usually empty."""
+    """int32 little-endian answer ids already committed (resume), fewer than max_tokens; usually
+    empty.
+    """
     @_builtins.property
     def prompt(self) -> _common_pb2.Prompt:
         """The conversation with all passages."""
@@ -215,7 +217,9 @@ class VerificationRound(_message.Message):
     """Tokens to decode alone after the tree, each sent as it comes; 0 to 4096."""
     @_builtins.property
     def key(self) -> _common_pb2.RoundKey:
-        """Names the round."""
+        """Names the round; round numbers rise. A committed_length or prefix_hash that is not that of the
+        committed tokens is FAILED_PRECONDITION.
+        """
 
     @_builtins.property
     def tree(self) -> Global___TokenTree:
@@ -238,8 +242,8 @@ Global___VerificationRound: _TypeAlias = VerificationRound  # noqa: Y015
 
 @_typing.final
 class TokenTree(_message.Message):
-    """All drafters' branches merged by common prefix. Node i continues node parent_idx[i]; -1 stands for
-    the last committed token; parents come before children.
+    """All drafters' branches merged by common prefix. Node i continues node parent_idx[i]; -1 stands
+    for the last committed token; parents come before children, and siblings have different tokens.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -253,7 +257,7 @@ class TokenTree(_message.Message):
     """int32 little-endian parent indices."""
     @_builtins.property
     def proposals(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeProposal]:
-        """Every proposal made; a node has at least one."""
+        """Every proposal made; a node has at least one, the tree at most 16,384."""
 
     def __init__(
         self,
@@ -284,9 +288,9 @@ class NodeProposal(_message.Message):
     node_idx: _builtins.int
     """The node."""
     drafter_index: _builtins.int
-    """The drafter's index in the request."""
+    """The drafter's index in the request, 0 to 63."""
     branch_idx: _builtins.int
-    """Draw order of the branch within that drafter's proposal."""
+    """Draw order of the branch within that drafter's proposal, 0 to 15."""
     sibling_kind: _drafter_pb2.SiblingKind.ValueType
     """How siblings of the same drafter were drawn."""
     @_builtins.property
