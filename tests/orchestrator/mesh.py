@@ -21,8 +21,8 @@ from specrag_common.runtime.errors import NotFound, SpecragError
 from specrag_common.runtime.lifecycle import Lifecycle
 from specrag_common.runtime.server import GrpcServer
 from specrag_common.runtime.settings import ServiceSettings
-from specrag_orchestrator.__main__ import start
 from specrag_orchestrator.answering.transcript import Commit, Retract, Speculative
+from specrag_orchestrator.hosting import start_orchestrator
 from specrag_orchestrator.settings import OrchestratorSettings
 
 from tests.orchestrator.byte_tokenizer import StrictReplay
@@ -195,8 +195,7 @@ async def running_mesh(
         settings.setdefault("drafter_addresses", tuple(addresses))
         lifecycle = Lifecycle()
         stack.push_async_callback(lifecycle.close)
-        server = await start(
-            lifecycle,
+        server = await start_orchestrator(
             OrchestratorSettings(
                 retriever_address=f"127.0.0.1:{retriever_server.port}",
                 verifier_address=f"127.0.0.1:{verifier_server.port}",
@@ -204,6 +203,7 @@ async def running_mesh(
                 drain_grace_s=5.0,
                 **settings,
             ),
+            lifecycle,
         )
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{server.port}"))
         stub: rag_pb2_grpc.RagServiceAsyncStub = rag_pb2_grpc.RagServiceStub(channel)

@@ -11,7 +11,7 @@ from specrag_common.runtime.channels import open_channel
 from specrag_common.runtime.lifecycle import Lifecycle
 from specrag_drafter.hosting import start_drafter
 from specrag_drafter.settings import DrafterSettings
-from specrag_orchestrator.__main__ import start
+from specrag_orchestrator.hosting import start_orchestrator
 from specrag_orchestrator.settings import OrchestratorSettings
 from specrag_serving.testing import Started, running, save_sharp_model
 from specrag_verifier.hosting import start_verifier
@@ -70,8 +70,7 @@ async def running_real_mesh(folder: Path, num_drafters: int = 2) -> AsyncIterato
             )
         lifecycle = Lifecycle()
         stack.push_async_callback(lifecycle.close)
-        server = await start(
-            lifecycle,
+        server = await start_orchestrator(
             OrchestratorSettings(
                 retriever_address="127.0.0.1:1",
                 verifier_address=f"127.0.0.1:{verifier.service.server.port}",
@@ -79,6 +78,7 @@ async def running_real_mesh(folder: Path, num_drafters: int = 2) -> AsyncIterato
                 drain_notice_s=0.0,
                 drain_grace_s=1.0,
             ),
+            lifecycle,
         )
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{server.port}"))
         stub: rag_pb2_grpc.RagServiceAsyncStub = rag_pb2_grpc.RagServiceStub(channel)

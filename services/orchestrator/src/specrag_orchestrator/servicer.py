@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from specrag.v1 import rag_pb2, rag_pb2_grpc
 from specrag_common.runtime.errors import FailedPrecondition, InvalidRequest
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from specrag_orchestrator.answering.service import AnswerService
 
     Context = grpc.aio.ServicerContext[Any, Any]
+
+SERVICE: Final = "specrag.v1.RagService"
 
 
 class RagServicer(rag_pb2_grpc.RagServiceServicer):
