@@ -60,7 +60,7 @@ class DraftingRequest:
         )
 
 
-class DraftSession:
+class DraftStream:
     """Speaks with one drafter; :meth:`run` it as a task and cancel that to end it."""
 
     def __init__(

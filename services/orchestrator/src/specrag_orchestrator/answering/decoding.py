@@ -22,7 +22,7 @@ from specrag_orchestrator.answering.rounds import RoundLimits, RoundMachine
 from specrag_orchestrator.answering.stats import DrafterTally, find_late_drafters
 from specrag_orchestrator.answering.target_only import answer_alone
 from specrag_orchestrator.conversation import select_subset, subset_numbers
-from specrag_orchestrator.drafting import DraftingRequest, DraftSession
+from specrag_orchestrator.drafting import DraftingRequest, DraftStream
 from specrag_orchestrator.question import AnswerPolicy
 from specrag_orchestrator.target import GenerationStream, TargetRequest, VerificationStream
 
@@ -120,8 +120,8 @@ async def _decode_jointly(task: DecodingTask, resources: Resources) -> Decoded:
     task.model.require(common_pb2.CAPABILITY_VERIFY_TOKENS)
     plan = _plan(task, resources)
     inbox = new_inbox()
-    sessions = {
-        drafter.index: _draft_session(task, plan, drafter, inbox) for drafter in plan.drafters
+    draft_streams = {
+        drafter.index: _draft_stream(task, plan, drafter, inbox) for drafter in plan.drafters
     }
     lines = [_draft_line(task, plan, drafter) for drafter in plan.drafters]
     machine = RoundMachine(
@@ -137,7 +137,7 @@ async def _decode_jointly(task: DecodingTask, resources: Resources) -> Decoded:
         answer = JointAnswer(
             machine,
             target,
-            sessions,
+            drafts,
             task.progress,
             inbox,
             allow_fallback=task.question.allow_fallback,
@@ -188,9 +188,9 @@ def _target_request(task: DecodingTask) -> TargetRequest:
     )
 
 
-def _draft_session(
+def _draft_stream(
     task: DecodingTask, plan: DraftPlan[Drafter], drafter: Drafter, inbox: Inbox
-) -> DraftSession:
+) -> DraftStream:
     subset_idx = plan.drafters.index(drafter)
     request = DraftingRequest(
         answer_id=task.answer_id,
@@ -203,7 +203,7 @@ def _draft_session(
         sources=task.question.draft.sources,
         tokenizer_fingerprint=task.model.fingerprint,
     )
-    return DraftSession(drafter, request, inbox, vocab_size=task.model.info.vocab_size)
+    return DraftStream(drafter, request, inbox, vocab_size=task.model.info.vocab_size)
 
 
 def _draft_line(task: DecodingTask, plan: DraftPlan[Drafter], drafter: Drafter) -> DraftLine:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from specrag_orchestrator.answering.inbox import Inbox, InboxMessage
     from specrag_orchestrator.answering.progress import AnswerProgress
     from specrag_orchestrator.answering.rounds import RoundMachine
-    from specrag_orchestrator.drafting import DraftSession
+    from specrag_orchestrator.drafting import DraftStream
     from specrag_orchestrator.target import TargetMessage, VerificationStream
 
 
@@ -44,7 +44,7 @@ class JointAnswer:
         self,
         machine: RoundMachine,
         target: VerificationStream,
-        sessions: Mapping[int, DraftSession],
+        draft_streams: Mapping[int, DraftStream],
         progress: AnswerProgress,
         inbox: Inbox,
         *,
@@ -54,17 +54,17 @@ class JointAnswer:
         """Take over the streams.
 
         Args:
-            machine: decides; its drafters are those of ``sessions``.
+            machine: decides; its drafters are those of ``draft_streams``.
             target: the opened verification stream.
-            sessions: the drafters' sessions by index, not yet running.
+            draft_streams: the drafters' streams by index, not yet running.
             progress: receives what the target says.
-            inbox: where the sessions put what the drafters say.
+            inbox: where the streams put what the drafters say.
             allow_fallback: go on without drafters when all are lost.
             clock: monotonic seconds.
         """
         self._machine = machine
         self._target = target
-        self._sessions = sessions
+        self._draft_streams = draft_streams
         self._progress = progress
         self._inbox = inbox
         self._allow_fallback = allow_fallback
@@ -80,14 +80,14 @@ class JointAnswer:
         Raises:
             SpecragError: the target failed, or no drafter is left and none may be done without.
         """
-        jobs = [self._read_target(), *(session.run() for session in self._sessions.values())]
+        jobs = [self._read_target(), *(stream.run() for stream in self._draft_streams.values())]
         try:
             async with self._running(jobs):
                 await self._carry_out(self._machine.begin(self._clock()))
                 while not self._machine.is_done:
                     await self._handle(await self._next_message())
-                for session in self._sessions.values():
-                    session.finish()
+                for stream in self._draft_streams.values():
+                    stream.finish()
         finally:
             self._end_round_span()
 
@@ -168,7 +168,7 @@ class JointAnswer:
         if step.draft_calls:
             self._begin_round_span()
         for call in step.draft_calls:
-            self._sessions[call.drafter_index].ask(call)
+            self._draft_streams[call.drafter_index].ask(call)
         if step.verify_call is not None:
             self._begin_round_span()
             if self._round_span is not None:
