@@ -137,7 +137,7 @@ async def _decode_jointly(task: DecodingTask, resources: Resources) -> Decoded:
         answer = JointAnswer(
             machine,
             target,
-            drafts,
+            draft_streams,
             task.progress,
             inbox,
             allow_fallback=task.question.allow_fallback,
