@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 import time
 from contextlib import aclosing
@@ -98,6 +99,7 @@ def main() -> int:
 async def demonstrate(verdict: Verdict) -> None:
     """Start a stack, ingest, ask, show a trace, stop the stack."""
     await stop_stack(DIRECTORY)
+    forget_last_run()
     step("Starting a stack: Redis, Milvus Lite, retriever, verifier, two drafters, orchestrator")
     with StackProgress() as progress:
         launcher = StackLauncher(
@@ -112,6 +114,13 @@ async def demonstrate(verdict: Verdict) -> None:
     finally:
         step("Stopping everything")
         await launcher.stop()
+
+
+def forget_last_run() -> None:
+    """Delete the stores of an earlier demonstration, so that each run shows the same."""
+    folder = StackFolder.at(DIRECTORY)
+    for path in (folder.milvus_data, folder.redis_data):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 async def ingest(record: StackRecord) -> None:

@@ -289,6 +289,13 @@ def test_reader_that_leaves_ends_the_command_quietly(
     process.stderr.close()
 
 
+def test_http_proxy_does_not_stand_before_a_local_stack(orchestrator: str) -> None:
+    process = start_cli(*ask("--endpoint", orchestrator), http_proxy="http://127.0.0.1:1")
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (0, b"")
+    assert out.decode() == ANSWER + "\n"
+
+
 def test_ascii_only_stdout_still_gets_valid_json(orchestrator: str) -> None:
     process = start_cli(*ask("--endpoint", orchestrator, "--json"), encoding="ascii")
     out, err = process.communicate(timeout=20)
@@ -317,12 +324,14 @@ def rebuild(events: list[dict[str, Any]]) -> str:
     return text.committed
 
 
-def start_cli(*arguments: str, encoding: str = "utf-8") -> subprocess.Popen[bytes]:
+def start_cli(
+    *arguments: str, encoding: str = "utf-8", **variables: str
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [str(Path(sys.executable).with_name("specrag")), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={"PATH": os.defpath, "PYTHONIOENCODING": encoding},
+        env={"PATH": os.defpath, "PYTHONIOENCODING": encoding, **variables},
     )
 
 

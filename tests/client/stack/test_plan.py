@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specrag_client.proxies import loopback_exemption
 from specrag_client.stack.layout import StackFolder
 from specrag_client.stack.options import StackOptions, UserFolders
 from specrag_client.stack.plan import StackPlan, drafter_names, kind_of
@@ -85,6 +86,13 @@ def test_target_model_also_measures_passages() -> None:
     retriever = chosen.retriever("http://m:1").environment
     assert retriever["SPECRAG_RETRIEVER_PASSAGE_TOKENIZER"] == "owner/model"
     assert "SPECRAG_RETRIEVER_PASSAGE_TOKENIZER" not in plan().retriever("http://m:1").environment
+
+
+def test_proxy_is_kept_out_of_loopback_and_other_exemptions_stay() -> None:
+    assert loopback_exemption({}) == {"no_grpc_proxy": "127.0.0.1,localhost,::1"}
+    for variable in ("no_proxy", "no_grpc_proxy"):
+        spec = plan(environment={variable: "a.example, localhost"}).verifier()
+        assert spec.environment["no_grpc_proxy"] == "a.example,localhost,127.0.0.1,::1"
 
 
 def test_names_of_drafters_and_their_kind() -> None:

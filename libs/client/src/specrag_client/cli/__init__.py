@@ -6,8 +6,12 @@ line on stderr.
 
 import os
 
-# Before gRPC is imported: its own log lines would stand between ours on stderr.
+from specrag_client.proxies import loopback_exemption
+
+# Before gRPC is imported: its own log lines would stand between ours on stderr, and a proxy would
+# stand between us and the local stack.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # noqa: TID251 - set for gRPC, not read
+os.environ.update(loopback_exemption(os.environ))  # noqa: TID251 - set for gRPC
 
 from specrag_client.cli.run import main
 
