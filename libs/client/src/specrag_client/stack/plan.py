@@ -154,7 +154,7 @@ class StackPlan:
             "OMP_WAIT_POLICY": "passive",
             "TOKENIZERS_PARALLELISM": "false",
         }
-        return kept | threading
+        return kept | loopback_exemption(kept) | threading
 
     def _model_cache(self) -> str:
         return str(self._options.model_cache_dir or UserFolders().model_cache)
