@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from specrag_client.proxies import loopback_exemption
 from specrag_client.stack.options import UserFolders
 
 if TYPE_CHECKING:
