@@ -1,12 +1,13 @@
-"""JOINT against TARGET_ONLY on real questions: the same tokens, and how much faster.
+"""JOINT against TARGET_ONLY on closed questions: the same tokens, and how much faster.
 
-Usage: python -m bench.lossless --data FOLDER --endpoint HOST:PORT [--hotpotqa 50] [--techqa 20]
-       [--seeded 20] [--out RESULT.json]
+Usage: python -m bench.lossless [--data FOLDER] [--endpoint HOST:PORT] [--hotpotqa 50]
+       [--techqa 20] [--seeded 20] [--out RESULT.json]
 
-``FOLDER`` holds ``hotpotqa.jsonl`` and ``techqa.jsonl``. Every question is answered twice by the
-running stack at temperature 0 and, the first ``--seeded`` of them, twice more at temperature 1 with
-a seed; which policy goes first alternates. Differing answers are written to ``--out`` for
-``bench.near_ties``, which judges them.
+``FOLDER`` holds ``hotpotqa.jsonl`` and ``techqa.jsonl``; without it the example handbook's
+questions are asked. Without ``--endpoint`` a stack is started and stopped. Every question is
+answered twice at temperature 0 and ``--seeded`` of them twice more at temperature 1 with a seed;
+which policy goes first alternates. Answers are written to ``--out`` for ``bench.near_ties``, which
+judges those that differ.
 """
 
 from __future__ import annotations
@@ -20,9 +21,15 @@ from pathlib import Path
 
 import numpy as np
 from specrag.v1 import common_pb2, rag_pb2, rag_pb2_grpc
+from specrag_client.stack.launcher import StackLauncher
+from specrag_client.stack.options import StackOptions
 from specrag_common.runtime.channels import open_channel
 
-from bench.question_sets import ClosedQuestion, load_questions
+from bench.question_sets import ClosedQuestion, load_handbook, load_questions
+
+HANDBOOK = Path(__file__).parents[1] / "examples" / "handbook"
+HANDBOOK_PASSAGES = 6
+DIRECTORY = Path(".specrag/bench")
 
 POLICIES = {
     "target_only": rag_pb2.ANSWER_POLICY_TARGET_ONLY,
@@ -109,18 +116,36 @@ async def measure_pair(
     return Pair(question_id=question.question_id, seed=seed, **measured)
 
 
-async def run(arguments: argparse.Namespace) -> list[Pair]:
-    """Measure all questions against the stack at ``--endpoint``."""
-    questions = [
+def _load(arguments: argparse.Namespace) -> list[ClosedQuestion]:
+    if arguments.data is None:
+        return load_handbook(HANDBOOK, num_passages=HANDBOOK_PASSAGES)
+    return [
         question
         for name, limit in (("hotpotqa", arguments.hotpotqa), ("techqa", arguments.techqa))
         for question in load_questions(arguments.data, name, limit=limit)
     ]
+
+
+async def run(arguments: argparse.Namespace) -> list[Pair]:
+    """Measure against ``--endpoint``, or against a stack of its own."""
+    if arguments.endpoint:
+        return await measure_all(arguments, arguments.endpoint)
+    launcher = StackLauncher(StackOptions(directory=DIRECTORY, foreground=True), print)
+    record = await launcher.start()
+    try:
+        return await measure_all(arguments, record.endpoint)
+    finally:
+        await launcher.stop()
+
+
+async def measure_all(arguments: argparse.Namespace, endpoint: str) -> list[Pair]:
+    """Answer all questions under both policies."""
+    questions = _load(arguments)
     tasks: list[tuple[ClosedQuestion, int | None]] = [(question, None) for question in questions]
     step = max(1, len(questions) // max(1, arguments.seeded))
     tasks += [(question, 7 + i) for i, question in enumerate(questions[::step][: arguments.seeded])]
     pairs = []
-    async with open_channel(arguments.endpoint) as channel:
+    async with open_channel(endpoint) as channel:
         stub = rag_pb2_grpc.RagServiceStub(channel)
         for i, (question, seed) in enumerate(tasks):
             pair = await measure_pair(
@@ -170,8 +195,8 @@ def summarise(pairs: list[Pair]) -> str:
 def main() -> None:
     """Run, print the table, write the pairs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--endpoint", required=True)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--endpoint")
     parser.add_argument("--hotpotqa", type=int, default=50)
     parser.add_argument("--techqa", type=int, default=20)
     parser.add_argument("--seeded", type=int, default=20)

@@ -40,6 +40,9 @@ SETS = {
 }
 
 
+HANDBOOK_CUT = CutTo(max_passages=8, max_passage_chars=2000)
+
+
 def load_questions(folder: Path, name: str, *, limit: int) -> list[ClosedQuestion]:
     """Read the first ``limit`` questions of one of ``SETS``, documents cut to fit.
 
@@ -51,6 +54,29 @@ def load_questions(folder: Path, name: str, *, limit: int) -> list[ClosedQuestio
     """
     lines = (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()[:limit]
     return [_to_question(json.loads(line), SETS[name]) for line in lines]
+
+
+def load_handbook(folder: Path, *, num_passages: int) -> list[ClosedQuestion]:
+    """Read the example collection's questions, each with its gold documents and others.
+
+    Args:
+        folder: holds ``questions.jsonl`` and ``docs``.
+        num_passages: documents a question.
+    """
+    texts = {
+        path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("docs/*.md"))
+    }
+    names = list(texts)
+    questions = []
+    for idx, line in enumerate((folder / "questions.jsonl").read_text("utf-8").splitlines()):
+        record = json.loads(line)
+        gold = [name for name in record["files"] if name in texts]
+        others = [name for name in names[idx:] + names[:idx] if name not in gold]
+        chosen = [*gold, *others][:num_passages] if gold else []
+        if chosen:
+            documents = [{"id": name, "title": name, "text": texts[name]} for name in chosen]
+            questions.append(_to_question({**record, "documents": documents}, HANDBOOK_CUT))
+    return questions
 
 
 def _to_question(record: dict[str, object], cut: CutTo) -> ClosedQuestion:
