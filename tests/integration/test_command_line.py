@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from specrag_client import AnswerText
+from specrag_client.stack.polling import wait_until
+from specrag_client.trace_tree import read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,11 +138,12 @@ def test_session_is_listed_shown_and_deleted(tiny_stack: RunningStack) -> None:
     assert tiny_stack.run("sessions", "show", "s-1").code == 2
 
 
-def test_ctrl_c_stops_the_answer_and_leaves_the_services_idle(tiny_stack: RunningStack) -> None:
+async def test_ctrl_c_ends_the_answer_in_every_service(tiny_stack: RunningStack) -> None:
     process = tiny_stack.start(
         *("ask", QUESTION, "--collection", "notes", "--max-tokens", "4000", "--events")
     )
     assert process.stdout is not None
+    trace_id = json.loads(process.stdout.readline())["trace_id"]
     for line in process.stdout:
         if json.loads(line)["type"] == "commit":
             break
@@ -148,7 +151,34 @@ def test_ctrl_c_stops_the_answer_and_leaves_the_services_idle(tiny_stack: Runnin
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130
     assert err.decode() == "error: interrupted\n"
-    assert tiny_stack.run(*ASK, "--json").code == 0
+
+    def ended() -> set[tuple[str, str]]:
+        """Return the calls that are over: a span is written when it ends."""
+        roots = read_trace(tiny_stack.directory / "traces", trace_id)
+        return {(span.service, span.name) for root in roots for span in root.walk()}
+
+    calls = {
+        ("orchestrator", "specrag.v1.RagService/Answer"),
+        ("verifier", "specrag.v1.VerifierService/VerifyTokens"),
+        ("drafter", "specrag.v1.DrafterService/DraftTokens"),
+    }
+    assert await wait_until(lambda: calls <= ended(), timeout_s=10)
+
+
+def test_question_beyond_the_context_names_the_limit(tiny_stack: RunningStack) -> None:
+    outcome = tiny_stack.run("ask", "word " * 1635, "--collection", "notes")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.count("\n") == 1
+    assert "8192" in outcome.err
+
+
+def test_passages_beyond_the_context_are_dropped_and_counted(tiny_stack: RunningStack) -> None:
+    question = "leave " * 1310
+    events = tiny_stack.run(*ASK[:1], question, *ASK[2:], "--max-tokens", "8", "--events").events
+    kept = [one["number"] for one in events[0]["passages"]]
+    assert events[0]["num_dropped_passages"] == 3 - len(kept) > 0
+    assert kept == list(range(1, len(kept) + 1))
+    assert events[-1]["type"] == "finished"
 
 
 def test_status_shows_every_process_healthy(tiny_stack: RunningStack) -> None:
