@@ -5,7 +5,8 @@ Usage: python -m bench.near_ties --data FOLDER --pairs RESULT.json [--model REFE
 At the first differing token both prefixes are re-scored in fp32. The margin is the difference of
 the two tokens' scores there (logits; with a seed, logits plus the coupled noise). The numerics are
 the largest difference of logits between the two batch shapes (one token a pass, nine tokens a pass)
-in bf16 on that prompt. A margin over twice the numerics is a fault: exit 1.
+in bf16 over the reference's whole answer to that prompt. A margin over twice the numerics is a
+fault: exit 1.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class Judge:
         row = self._exact.compute_logits(prompt_ids, prefix, group=PREFIX_GROUP)[-1]
         scores = row[[ours[position], reference[position]]] + noise
         margin = float(abs(scores[0] - scores[1]))
-        single = self._fast.compute_logits(prompt_ids, prefix, group=1)
-        grouped = self._fast.compute_logits(prompt_ids, prefix, group=ROUND_TOKENS)
+        single = self._fast.compute_logits(prompt_ids, reference, group=1)
+        grouped = self._fast.compute_logits(prompt_ids, reference, group=ROUND_TOKENS)
         numerics = float(np.abs(single - grouped).max())
         verdict = margin <= MAX_MARGIN_RATIO * numerics
         print(
