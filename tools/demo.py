@@ -48,6 +48,8 @@ DIRECTORY = Path(".specrag") / "demo"
 COLLECTION = "handbook"
 SERVICES = {"orchestrator", "retriever", "verifier", "drafter"}
 NUM_FURTHER_QUESTIONS = 3
+BRIEF = r"--stop '\n'"
+"""The small bundled model rarely ends its answer after the sentence that holds it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +175,7 @@ async def ask_all(
         for question in questions:
             in_session = question.follow_up_of is not None or question.id in first_turns
             flag = f" --session {session_id}" if in_session else ""
-            step(f'specrag ask "{question.question}" --collection {COLLECTION}{flag}')
+            step(f'specrag ask "{question.question}" --collection {COLLECTION} {BRIEF}{flag}')
             verdict.num_asked += 1
             result = await ask(client, question, session_id if in_session else "")
             results.append(result)
@@ -184,7 +186,7 @@ async def ask_all(
 async def ask(client: SpecragClient, question: Question, session_id: str) -> AnswerResult:
     """Ask one question and show its answer as it comes."""
     collector = AnswerCollector()
-    options = AnswerOptions(session_id=session_id, max_tokens=96)
+    options = AnswerOptions(session_id=session_id, max_tokens=64, stop=("\n",))
     stream = client.answer(question.question, collection=COLLECTION, options=options)
     is_screen = sys.stdout.isatty() and not TerminalView.is_dumb()
     view: AnswerView = TerminalView() if is_screen else TranscriptView()
@@ -246,7 +248,7 @@ def conclude(verdict: Verdict, seconds: float) -> None:
     where = f"--dir {DIRECTORY}"
     for command in (
         f"specrag up --detach {where}",
-        f'specrag ask "Who runs the bicycle scheme?" --collection {COLLECTION} {where}',
+        f'specrag ask "Who runs the bicycle scheme?" --collection {COLLECTION} {BRIEF} {where}',
         f"specrag ingest YOUR_FOLDER --collection mine {where}",
         f"specrag down {where}",
     ):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from specrag.v1 import rag_pb2
+from specrag.v1 import common_pb2, rag_pb2
 from specrag_client import AnswerText
 from specrag_common.runtime.errors import (
     Capacity,
@@ -228,6 +228,7 @@ def test_every_flag_reaches_the_request(
     arguments = ask("--endpoint", orchestrator, "--policy", "target-only", "--session", "s1")
     arguments += ["--temperature", "0", "--top-p", "0.9", "--top-k", "40", "--seed", "7"]
     arguments += ["--max-tokens", "64", "--passages", "4", "--drafters", "3", "--tenant", "acme"]
+    arguments += ["--mode", "rejection", "--stop", r"\n", "--stop", "END"]
     assert specrag(*arguments, "--json").code == 0
     request = rag_script.requests[0]
     assert request.policy == rag_pb2.ANSWER_POLICY_TARGET_ONLY
@@ -237,6 +238,8 @@ def test_every_flag_reaches_the_request(
     assert request.sampling.top_p == pytest.approx(0.9)
     assert (request.sampling.top_k, request.sampling.max_tokens) == (40, 64)
     assert (request.num_passages, request.draft.num_drafters) == (4, 3)
+    assert request.mode == common_pb2.VERIFICATION_MODE_REJECTION
+    assert list(request.sampling.stop) == ["\n", "END"]
 
 
 def test_unreachable_endpoint_is_a_service_error(specrag: Specrag) -> None:

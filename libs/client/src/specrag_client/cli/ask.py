@@ -20,7 +20,7 @@ from specrag_client.cli.parameters import (
 from specrag_client.cli.running import run_async
 from specrag_client.cli.target import orchestrator_address
 from specrag_client.client import AnswerOptions, SpecragClient
-from specrag_client.events import Policy
+from specrag_client.events import Policy, VerificationMode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +38,15 @@ _POLICIES: Final = (Policy.JOINT.value, Policy.TARGET_ONLY.value)
 @click.option("--top-p", type=FiniteRange(0, 1, min_open=True), help="Over 0 to 1 (default: all).")
 @click.option("--top-k", type=click.IntRange(0, 2**31 - 1), help="Tokens kept; 0 keeps all.")
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Same seed: same tokens.")
+@click.option(
+    "--mode",
+    type=click.Choice((VerificationMode.REJECTION.value, VerificationMode.COUPLED.value)),
+    help="How the target verifies; by default coupled with a seed, else rejection.",
+)
 @click.option("--max-tokens", type=click.IntRange(1, 4096), help="Longest answer in tokens.")
+@click.option(
+    "--stop", type=TextType(), multiple=True, help=r"End before this text; \n is a line end."
+)
 @click.option("--passages", type=click.IntRange(1, 30), help="Passages to read.")
 @click.option("--drafters", type=click.IntRange(1, 16), help="Drafters to use.")
 @tenant_option
@@ -72,15 +80,17 @@ def ask(
 
 
 def _options(choices: dict[str, Any]) -> AnswerOptions:
-    policy = choices["policy"]
+    policy, mode = choices["policy"], choices["mode"]
     return AnswerOptions(
         tenant=choices["tenant"] or "",
         session_id=choices["session"] or "",
         policy=Policy.UNSPECIFIED if policy is None else Policy(policy),
+        mode=VerificationMode.UNSPECIFIED if mode is None else VerificationMode(mode),
         temperature=choices["temperature"],
         top_p=choices["top_p"],
         top_k=choices["top_k"],
         max_tokens=choices["max_tokens"],
+        stop=tuple(stop.replace("\\n", "\n") for stop in choices["stop"]),
         seed=choices["seed"],
         num_passages=choices["passages"],
         num_drafters=choices["drafters"],
