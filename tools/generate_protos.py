@@ -18,15 +18,18 @@ ROOT = Path(__file__).resolve().parent.parent
 PROTO_DIR = ROOT / "protos"
 PACKAGE_DIR = ROOT / "libs/common/src"
 GENERATED = Path("specrag/v1")
+PLUGINS = ("protoc-gen-mypy", "protoc-gen-mypy_grpc")
 
 
 def generate(target: Path) -> None:
     """Write messages, services and their type stubs for every proto file under ``target``."""
     well_known = str(importlib.resources.files("grpc_tools").joinpath("_proto"))
+    scripts = Path(sys.executable).parent
     sources = sorted(str(path) for path in (PROTO_DIR / GENERATED).glob("*.proto"))
     status = protoc.main(
         [
             "protoc",
+            *(f"--plugin={name}={scripts / name}" for name in PLUGINS),
             f"--proto_path={PROTO_DIR}",
             f"--proto_path={well_known}",
             f"--python_out={target}",
