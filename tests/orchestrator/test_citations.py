@@ -85,6 +85,21 @@ def test_weak_overlap_is_not_a_citation() -> None:
     assert cite("Leave the building when bees dance.") == []
 
 
+METER = SourcePassage(
+    chunk_id="c7", number=7, title="Otter 2 handheld meter", text="It weighs 310 grams. It floats."
+)
+
+
+def test_title_names_what_the_sentence_is_about() -> None:
+    (citation,) = CitationFinder([METER]).finish("The weight of the Otter 2 is 310 grams.")
+    assert (citation.passage.number, citation.source_start, citation.source_end) == (7, 0, 20)
+    assert citation.support == pytest.approx(4 / 5)
+
+
+def test_title_alone_supports_nothing() -> None:
+    assert CitationFinder([METER]).finish("The Otter 2 handheld meter is red.") == []
+
+
 def test_cjk_is_compared_by_pairs_of_characters() -> None:
     answer = "日本の首都は東京です。"
     (citation,) = cite("東京は日本の首都です。")

@@ -3,7 +3,9 @@
 Two methods, named in each citation. INLINE: the model wrote the passage's number; only numbers of
 passages that the target has read count, others are counted and never cited. LEXICAL: a sentence
 without a valid number is attributed to the passage sentence that contains most of its content
-words, if that share (``support``) is at least :data:`MIN_SUPPORT`.
+words, if that share (``support``) is at least :data:`MIN_SUPPORT`. Words of the document's title
+count as found: a title names what its sentences call "it". They do not suffice alone: the sentence
+itself must hold :data:`MIN_OWN_SUPPORT`.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
 MIN_SUPPORT: Final = 0.6
 """Least share of a sentence's content words that a lexical citation needs in its source."""
+
+MIN_OWN_SUPPORT: Final = 0.4
+"""Of these, the least share in the source sentence itself, title left aside."""
 
 _OPEN_MARKER: Final = re.compile(r"[\[【][\w\s,;]*\Z")
 
@@ -43,7 +48,8 @@ class Citation:
         end: its end (exclusive).
         source_start: begin of the supporting sentence in the document's extracted text.
         source_end: its end (exclusive).
-        support: share of the part's content words found in that sentence, 0 to 1.
+        support: share of the part's content words found in that sentence or the document's title,
+            0 to 1.
         method: how it was found.
     """
 
@@ -61,11 +67,13 @@ class _SourceSentence:
     passage: SourcePassage
     span: Span
     words: frozenset[str]
+    title_words: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Match:
     source: _SourceSentence
+    own_support: float
     support: float
     overlap: int
 
@@ -81,7 +89,12 @@ class CitationFinder:
             question: decides between equally supporting sentences.
         """
         self._sources = [
-            _SourceSentence(passage, span, content_words(passage.text[span.start : span.end]))
+            _SourceSentence(
+                passage,
+                span,
+                content_words(passage.text[span.start : span.end]),
+                content_words(passage.title),
+            )
             for passage in passages
             for span in split_sentences(passage.text) or [Span(0, 0)]
         ]
@@ -125,7 +138,7 @@ class CitationFinder:
             matches = [self._best_match(words, number) for number in known]
             return [_build(span, match, CitationMethod.INLINE) for match in matches if match]
         match = self._best_match(words) if words else None
-        if match is None or match.support < MIN_SUPPORT:
+        if match is None or match.support < MIN_SUPPORT or match.own_support < MIN_OWN_SUPPORT:
             return []
         return [_build(span, match, CitationMethod.LEXICAL)]
 
@@ -134,13 +147,22 @@ class CitationFinder:
         matches = [
             _Match(
                 source=source,
-                support=len(words & source.words) / len(words) if words else 0.0,
+                own_support=_share(words, source.words),
+                support=_share(words, source.words | source.title_words),
                 overlap=len(self._question_words & source.words),
             )
             for source in self._sources
             if number is None or source.passage.number == number
         ]
-        return max(matches, key=lambda match: (match.support, match.overlap), default=None)
+        return max(
+            matches,
+            key=lambda match: (match.own_support + match.support, match.overlap),
+            default=None,
+        )
+
+
+def _share(words: frozenset[str], found: frozenset[str]) -> float:
+    return len(words & found) / len(words) if words else 0.0
 
 
 def _build(span: Span, match: _Match, method: CitationMethod) -> Citation:

@@ -456,7 +456,7 @@ class Citation(_message.Message):
     source_end: _builtins.int
     """The supporting sentence: end (exclusive)."""
     support: _builtins.float
-    """Share of the part's words found in the supporting sentence, 0 to 1."""
+    """Share of the part's words found in the supporting sentence or the document's title, 0 to 1."""
     method: Global___CitationMethod.ValueType
     """How it was found."""
     def __init__(
