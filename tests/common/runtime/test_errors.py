@@ -5,7 +5,12 @@ from collections import Counter
 import grpc
 import pytest
 from specrag_common.runtime import errors
-from specrag_common.runtime.error_status import from_rpc_error, from_status, to_status
+from specrag_common.runtime.error_status import (
+    from_rpc_error,
+    from_status,
+    to_status,
+    trailing_metadata_of,
+)
 from specrag_common.runtime.errors import ERROR_TYPES, FieldViolation, SpecragError
 
 
@@ -88,6 +93,25 @@ def test_every_status_of_a_foreign_server_becomes_an_error(code: grpc.StatusCode
     }
     assert error.status is folded.get(code, code)
     assert error.message == "as they say"
+
+
+def test_message_for_a_peer_that_is_not_there_says_which_method_was_called() -> None:
+    foreign = grpc.aio.AioRpcError(
+        grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), details="refused"
+    )
+
+    error = from_rpc_error(foreign, method="/specrag.v1.RetrieverService/Search")
+
+    assert error.message == "specrag.v1.RetrieverService/Search: refused"
+
+
+def test_message_of_our_own_server_stays_as_it_was_written() -> None:
+    trailing = grpc.aio.Metadata(*trailing_metadata_of(errors.NotFound("no session 's'")))
+    ours = grpc.aio.AioRpcError(
+        grpc.StatusCode.NOT_FOUND, grpc.aio.Metadata(), trailing, details="no session 's'"
+    )
+
+    assert from_rpc_error(ours, method="/specrag.v1.RagService/A").message == "no session 's'"
 
 
 def test_damaged_details_fall_back_to_the_status_code() -> None:

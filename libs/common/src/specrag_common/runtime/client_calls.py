@@ -207,7 +207,7 @@ class _Call:
         try:
             yield
         except grpc.aio.AioRpcError as exc:
-            raise from_rpc_error(exc) from exc
+            raise from_rpc_error(exc, method=self._method) from exc
         except asyncio.CancelledError as exc:
             task = asyncio.current_task()
             if task is not None and task.cancelling() == 0:

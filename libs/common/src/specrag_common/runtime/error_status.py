@@ -48,6 +48,10 @@ _CLASS_OF_STATUS: Final[Mapping[grpc.StatusCode, type[SpecragError]]] = {
     grpc.StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
 }
 
+_STATUSES_OF_TRANSPORT: Final = frozenset(
+    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED}
+)
+
 _CLASS_OF_REASON: Final[Mapping[str, type[SpecragError]]] = {
     one.default_reason: one for one in errors.ERROR_TYPES
 }
@@ -70,12 +74,20 @@ def trailing_metadata_of(error: SpecragError) -> tuple[tuple[str, bytes], ...]:
     return ((STATUS_DETAILS_KEY, to_status(error).SerializeToString()),)
 
 
-def from_rpc_error(rpc_error: grpc.aio.AioRpcError) -> SpecragError:
-    """Return the error a peer sent; one that is not ours maps by its status code alone."""
+def from_rpc_error(rpc_error: grpc.aio.AioRpcError, *, method: str = "") -> SpecragError:
+    """Return the error a peer sent; one that is not ours maps by its status code alone.
+
+    Args:
+        rpc_error: what gRPC raised.
+        method: the method called. gRPC's own message for a peer that is not there, or not the
+            one meant, does not say what was called: the method is put before it.
+    """
     status = _status_of(rpc_error)
     code = rpc_error.code()
     message = rpc_error.details() or code.name.lower().replace("_", " ")
     if status is None or status.code != code.value[0]:
+        if method and code in _STATUSES_OF_TRANSPORT:
+            message = f"{method.strip('/')}: {message}"
         return _rebuild(_CLASS_OF_STATUS[code], message)
     return from_status(status)
 
