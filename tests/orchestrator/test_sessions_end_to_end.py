@@ -10,6 +10,7 @@ from specrag.v1 import common_pb2, rag_pb2
 from specrag_common.runtime.errors import (
     Cancelled,
     FailedPrecondition,
+    InvalidRequest,
     NotFound,
     SessionBusy,
     SpecragError,
@@ -154,6 +155,19 @@ async def test_repeat_of_a_request_replays_the_turn_and_adds_none(redis_url: str
             assert getattr(again.finished, name) == getattr(first.finished, name)
         assert len(await get_turns(mesh)) == 1
         assert len(mesh.verifier.opened) == 1
+
+
+async def test_request_id_of_another_question_is_refused_and_replays_nothing(
+    redis_url: str,
+) -> None:
+    async with running_mesh(TargetScript(script_of(FIRST)), redis_url=redis_url) as mesh:
+        fields: dict[str, Any] = {"collection": "handbook", "session_id": "s1", "request_id": "r1"}
+        assert (await mesh.ask(question="Who?", **fields)).error is None
+        other = await mesh.ask(question="When?", **fields)
+        assert isinstance(other.error, InvalidRequest)
+        assert "request_id" in str(other.error)
+        assert other.replay.committed == ""
+        assert len(await get_turns(mesh)) == 1
 
 
 @pytest.mark.parametrize("policy", [rag_pb2.ANSWER_POLICY_JOINT, TARGET_ONLY])

@@ -24,6 +24,7 @@ from specrag_orchestrator.answering.turns import (
     build_turn,
     next_passage_number,
     replay_turn,
+    require_repeat,
     restore_finished,
 )
 from specrag_orchestrator.conversation import build_query, compose_reading
@@ -99,6 +100,7 @@ class Answer:
             request_id = self._question.request_id
             turn = session.find_turn(request_id) if request_id else None
             if turn is not None:
+                require_repeat(turn, self._question)
                 return await self._replay(session, turn)
             return await self._answer_in_session(session, lease, store)
 

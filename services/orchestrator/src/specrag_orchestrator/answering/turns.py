@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specrag_common.runtime.errors import Cancelled
+from specrag_common.runtime.errors import Cancelled, InvalidRequest
 from specrag_common.sessions.model import (
     Turn,
     TurnCitation,
@@ -109,6 +109,20 @@ def next_passage_number(session: Session, progress: AnswerProgress) -> int:
     new = progress.reading.new_numbers
     used = (one.number for one in progress.kept if one.number in new)
     return max(session.info.next_passage_number, max(used, default=0) + 1)
+
+
+def require_repeat(turn: Turn, question: Question) -> None:
+    """Check that a request id comes back with the question it was first used for.
+
+    Raises:
+        InvalidRequest: another question: its caller would be told somebody else's answer.
+    """
+    if turn.question != question.text:
+        raise InvalidRequest(
+            "request_id",
+            f"{question.request_id!r} was used for another question of this session; "
+            "give each question an id of its own",
+        )
 
 
 def replay_turn(session: Session, turn: Turn, *, trace_id: str) -> Iterator[AnswerEvent]:
