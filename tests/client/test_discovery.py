@@ -113,3 +113,10 @@ def test_folder_without_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DiscoveryError, match="no files under"):
         discover([tmp_path])
+
+
+def test_control_characters_in_a_name_leave_out_that_file_only(tmp_path: Path) -> None:
+    make(tmp_path, ["a.md", "new\nline.md", "z.md"])
+    found = discover([tmp_path])
+    assert ids(found) == ["a.md", "z.md"]
+    assert skipped(found) == {"new\nline.md": "BAD_NAME"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import unicodedata
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -130,6 +131,8 @@ def _examine(path: Path, name: str, found: Discovery) -> None:
     elif len(document_id) > MAX_DOCUMENT_ID_CHARS:
         reason = "NAME_TOO_LONG"
         detail = f"{len(document_id)} characters; the limit is {MAX_DOCUMENT_ID_CHARS}"
+    elif any(unicodedata.category(character) == "Cc" for character in document_id):
+        reason, detail = "BAD_NAME", f"control characters in the name {document_id!r}; rename it"
     if reason:
         found.skipped.append(SkippedFile(document_id=document_id, reason=reason, detail=detail))
     else:
