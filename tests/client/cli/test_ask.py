@@ -41,6 +41,8 @@ ANSWER_KEYS = {
     "degraded",
     "citations",
     "passages",
+    "num_dropped_passages",
+    "num_dropped_turns",
     "usage",
     "stats",
     "session_id",

@@ -179,6 +179,13 @@ def test_degradation_and_dropped_passages_are_said(
     assert "degraded: drafter-1 UNAVAILABLE: gone" in terminal.screen.text()
 
 
+def test_answer_without_any_passage_says_so(rag_script: RagScript) -> None:
+    del rag_script.events[0].retrieval_done.passages[:]
+    terminal = Terminal(width=100)
+    _play(terminal, rag_script.events)
+    assert "no passage was found" in terminal.screen.text()
+
+
 def test_escape_sequences_of_the_model_are_shown_not_obeyed() -> None:
     terminal = Terminal()
     with terminal.view as view:

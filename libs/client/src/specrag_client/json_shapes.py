@@ -42,6 +42,8 @@ def answer_object(result: events.AnswerResult) -> dict[str, Any]:
             {key: getattr(one, key) for key in _ANSWER_CITATION_KEYS} for one in result.citations
         ],
         "passages": [passage_object(one) for one in result.passages],
+        "num_dropped_passages": result.retrieval.num_dropped_passages,
+        "num_dropped_turns": result.retrieval.num_dropped_turns,
         "usage": asdict(finished.usage),
         "stats": {key: stats[key] for key in _ANSWER_STATS_KEYS},
         "session_id": finished.session_id or None,

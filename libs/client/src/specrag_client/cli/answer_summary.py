@@ -70,6 +70,8 @@ def _notes(finished: Finished, retrieval: RetrievalDone) -> Iterable[str]:
         yield "the answer was cut off at the most tokens allowed (--max-tokens)"
     if finished.finish_reason is FinishReason.CONTEXT:
         yield "the answer was cut off because the model's context is full"
+    if not retrieval.passages and not retrieval.num_dropped_passages:
+        yield "no passage was found: the answer rests on nothing but the model"
     if retrieval.num_dropped_passages:
         yield f"{retrieval.num_dropped_passages} passages did not fit into the model's context"
     if retrieval.num_dropped_turns:
