@@ -176,3 +176,9 @@ def test_search_in_an_unknown_collection_is_bad_input(specrag: Specrag, retrieve
     outcome = specrag("search", "x", "--collection", "nowhere", "--endpoint", retriever)
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err == "error: no collection nowhere\n"
+
+
+def test_empty_path_is_refused_and_not_the_current_folder(specrag: Specrag, retriever: str) -> None:
+    outcome = specrag("ingest", "", "--collection", "notes", "--endpoint", retriever)
+    assert outcome.code == 2
+    assert "it is empty" in outcome.err

@@ -65,6 +65,16 @@ def test_status_with_nothing_running_names_the_way_out(specrag: Specrag, tmp_pat
     assert "specrag up" in outcome.err
 
 
+@pytest.mark.parametrize("command", [["status"], ["ask", "Who?", "--collection", "c"]])
+def test_command_to_copy_names_the_folder_quoted(
+    specrag: Specrag, tmp_path: Path, command: list[str]
+) -> None:
+    folder = tmp_path / "my stack"
+    outcome = specrag(*command, "--dir", folder)
+    assert outcome.code == 3
+    assert f"specrag up --detach --dir '{folder}'" in outcome.err
+
+
 @pytest.mark.parametrize(
     "command", [["up", "--detach"], ["down"], ["status"], ["sessions", "list"]]
 )

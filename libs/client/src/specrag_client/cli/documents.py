@@ -17,6 +17,7 @@ from specrag_common.runtime.errors import SpecragError, Unsupported
 from specrag_client.cli.failure import CommandError, exit_code_of, line_of
 from specrag_client.cli.output import print_json
 from specrag_client.cli.parameters import (
+    FilePathType,
     TextType,
     collection_option,
     json_option,
@@ -43,7 +44,7 @@ _SNIPPET_CELLS: Final = 240
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, required=True, type=FilePathType(path_type=Path))
 @collection_option
 @tenant_option
 @json_option

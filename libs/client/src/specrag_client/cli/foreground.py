@@ -14,6 +14,7 @@ from specrag_client.cli.failure import (
     EXIT_SERVICE_ERROR,
     print_error,
 )
+from specrag_client.cli.parameters import with_directory
 from specrag_client.cli.stack_progress import StackProgress
 from specrag_client.stack.launcher import StackLauncher
 from specrag_client.stack.processes import StackError, describe_exit
@@ -122,8 +123,11 @@ def _show_log_tail(error: StackError) -> None:
 
 def _greet(record: StackRecord, options: StackOptions, seconds: float) -> None:
     directory = options.directory
-    where = "" if str(directory) == ".specrag" else f" --dir {directory}"
     click.echo(f"specrag runs in {directory} ({seconds:.1f} s); endpoint {record.endpoint}")
-    click.echo(f"  specrag ingest FOLDER --collection NAME{where}")
-    click.echo(f'  specrag ask "…" --collection NAME{where}')
-    click.echo(f"  specrag down{where}" if not options.foreground else "  Ctrl-C stops it")
+    commands = ["specrag ingest FOLDER --collection NAME", 'specrag ask "…" --collection NAME']
+    if not options.foreground:
+        commands.append("specrag down")
+    for command in commands:
+        click.echo(f"  {with_directory(command, directory)}")
+    if options.foreground:
+        click.echo("  Ctrl-C stops it")

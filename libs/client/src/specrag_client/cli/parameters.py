@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -69,6 +70,16 @@ class TextType(click.ParamType[str]):
         return text
 
 
+class FilePathType(click.Path):
+    """A path; empty text, as an unset variable gives it, is none and never the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        if not str(value):
+            self.fail("it is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class FiniteRange(click.FloatRange):
     """A float range that NaN is outside of."""
 
@@ -84,12 +95,19 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+def with_directory(command: str, directory: Path) -> str:
+    """Return a command to copy, with ``--dir`` where the folder is not the default one."""
+    if directory == DEFAULT_DIRECTORY:
+        return command
+    return f"{command} --dir {shlex.quote(str(directory))}"
+
+
 def directory_option(function: _Function) -> _Function:
     """Add ``--dir``."""
     return click.option(
         "--dir",
         "directory",
-        type=click.Path(file_okay=False, path_type=Path),
+        type=FilePathType(file_okay=False, path_type=Path),
         default=DEFAULT_DIRECTORY,
         show_default=True,
         help="Folder of the local stack.",

@@ -22,6 +22,7 @@ from specrag_client.cli.parameters import (
     directory_option,
     json_option,
     target_options,
+    with_directory,
 )
 from specrag_client.cli.running import run_async
 from specrag_client.cli.stack_progress import StackProgress
@@ -138,7 +139,10 @@ def status(directory: Path, endpoint: str | None, *, as_json: bool) -> int:
         return _endpoint_status(endpoint, as_json=as_json)
     state = _inspect(directory)
     if state.record is None:
-        raise CommandError(f"no stack runs in {directory}; start one with: specrag up")
+        raise CommandError(
+            f"no stack runs in {directory}; start one with: "
+            f"{with_directory('specrag up --detach', directory)}"
+        )
     health = run_async(check_processes(state.record.processes))
     if as_json:
         _print_status_json(state.record, health)
@@ -167,7 +171,7 @@ def _already_there(state: StackState, directory: Path) -> int:
     if ill or state.phase is StackPhase.BROKEN:
         raise CommandError(
             f"a stack is there in {directory}, but not whole: {', '.join(ill) or 'half started'}; "
-            "stop it first with: specrag down",
+            f"stop it first with: {with_directory('specrag down', directory)}",
             exit_code=EXIT_BAD_INPUT,
         )
     click.echo(f"the stack in {directory} runs already; endpoint {record.endpoint}")

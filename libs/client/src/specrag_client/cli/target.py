@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from specrag_client.cli.failure import CommandError
+from specrag_client.cli.parameters import with_directory
 from specrag_client.stack.record import RecordError
 from specrag_client.stack.state import StackPhase, inspect
 
@@ -56,9 +57,9 @@ def _running(directory: Path) -> StackRecord:
     except RecordError as exc:
         raise CommandError(str(exc)) from exc
     if state.record is None:
-        where = "" if str(directory) == ".specrag" else f" --dir {directory}"
         raise CommandError(
-            f"no stack runs in {directory}; start one with: specrag up{where} --detach, "
+            f"no stack runs in {directory}; start one with: "
+            f"{with_directory('specrag up --detach', directory)}, "
             "or name one with --endpoint HOST:PORT"
         )
     if state.phase is StackPhase.STARTING:
@@ -72,5 +73,6 @@ def _address_of(record: StackRecord, name: str, directory: Path) -> str:
             return process.address
     raise CommandError(
         f"the {name} of the stack in {directory} is not running; "
-        "restart the stack with: specrag down, then specrag up"
+        f"restart the stack with: {with_directory('specrag down', directory)}, "
+        f"then {with_directory('specrag up --detach', directory)}"
     )
