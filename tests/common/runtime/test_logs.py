@@ -62,6 +62,20 @@ def test_standard_loggers_take_the_same_path(stderr: Callable[[], str]) -> None:
     assert (line["event"], line["service"]) == ("slow search", "verifier")
 
 
+def test_library_that_brought_its_own_stream_takes_the_same_path(
+    stderr: Callable[[], str],
+) -> None:
+    library = logging.getLogger("library_with_a_stream")
+    library.addHandler(logging.StreamHandler())
+    library.propagate = False
+
+    set_up_logs("verifier", log_format=LogFormat.JSON)
+    library.warning("reconnecting")
+
+    (line,) = lines(stderr())
+    assert (line["event"], line["service"]) == ("reconnecting", "verifier")
+
+
 @pytest.mark.parametrize("log_format", [LogFormat.JSON, LogFormat.CONSOLE])
 def test_traceback_shows_the_error_but_no_local_variables(
     stderr: Callable[[], str], log_format: LogFormat

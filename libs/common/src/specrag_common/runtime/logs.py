@@ -31,8 +31,13 @@ def get_logger(name: str) -> BoundLogger:
 def set_up_logs(
     service_name: str, *, level: LogLevel = LogLevel.INFO, log_format: LogFormat = LogFormat.AUTO
 ) -> None:
-    """Configure structlog and the standard library's root logger for this process."""
+    """Configure structlog and the standard library's root logger for this process.
+
+    Loggers that a library has given a stream of their own when it was imported lose it: their lines
+    come out here, in the same form. Call it behind the imports.
+    """
     route_through_standard_logging(service_name)
+    _take_over_streams()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -59,6 +64,15 @@ def route_through_standard_logging(service_name: str) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
+
+
+def _take_over_streams() -> None:
+    for logger in list(logging.root.manager.loggerDict.values()):
+        if isinstance(logger, logging.Logger):
+            streams = [one for one in logger.handlers if type(one) is logging.StreamHandler]
+            for handler in streams:
+                logger.removeHandler(handler)
+            logger.propagate = logger.propagate or bool(streams)
 
 
 def _shared_processors(service_name: str) -> list[Processor]:
