@@ -95,9 +95,19 @@ def test_every_status_of_a_foreign_server_becomes_an_error(code: grpc.StatusCode
     assert error.message == "as they say"
 
 
-def test_message_for_a_peer_that_is_not_there_says_which_method_was_called() -> None:
+@pytest.mark.parametrize(
+    "code",
+    [
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+    ],
+)
+def test_message_for_a_peer_that_does_not_answer_says_which_method_was_called(
+    code: grpc.StatusCode,
+) -> None:
     foreign = grpc.aio.AioRpcError(
-        grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), details="refused"
+        code, grpc.aio.Metadata(), grpc.aio.Metadata(), details="refused"
     )
 
     error = from_rpc_error(foreign, method="/specrag.v1.RetrieverService/Search")

@@ -49,7 +49,11 @@ _CLASS_OF_STATUS: Final[Mapping[grpc.StatusCode, type[SpecragError]]] = {
 }
 
 _STATUSES_OF_TRANSPORT: Final = frozenset(
-    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED}
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+    }
 )
 
 _CLASS_OF_REASON: Final[Mapping[str, type[SpecragError]]] = {
@@ -79,8 +83,8 @@ def from_rpc_error(rpc_error: grpc.aio.AioRpcError, *, method: str = "") -> Spec
 
     Args:
         rpc_error: what gRPC raised.
-        method: the method called. gRPC's own message for a peer that is not there, or not the
-            one meant, does not say what was called: the method is put before it.
+        method: the method called. gRPC's own message for a peer that is not there, silent, or not
+            the one meant, does not say what was called: the method is put before it.
     """
     status = _status_of(rpc_error)
     code = rpc_error.code()
