@@ -28,6 +28,19 @@ async def test_target_only_streams_the_script() -> None:
         assert decode_ids(finished.token_ids) == script_of(TEXT)
 
 
+@pytest.mark.parametrize("policy", [TARGET_ONLY, JOINT])
+async def test_answer_that_rests_on_no_passage_says_so(
+    policy: rag_pb2.AnswerPolicy.ValueType,
+) -> None:
+    target = TargetScript(script_of(TEXT), max_passages=0)
+    async with running_mesh(target, [DraftScript(script_of(TEXT))]) as mesh:
+        finished = (await mesh.ask(policy=policy, passages=make_passages(2))).finished
+        assert [(one.component, one.reason) for one in finished.degraded] == [
+            ("retriever", "NO_PASSAGES")
+        ]
+        assert "2 passages" in finished.degraded[0].detail
+
+
 async def test_joint_gives_the_tokens_of_target_only_in_fewer_rounds() -> None:
     drafts = [DraftScript(script_of(TEXT), wrong_every=11), DraftScript(script_of(TEXT))]
     async with running_mesh(TargetScript(script_of(TEXT)), drafts) as mesh:

@@ -16,7 +16,7 @@ from specrag_common.speculation.length import LengthState
 from specrag_common.speculation.randomness import new_random_key, random_key_from_seed
 
 from specrag_orchestrator.answering.decoding import DecodingTask, decode_answer
-from specrag_orchestrator.answering.events import Finished
+from specrag_orchestrator.answering.events import Degradation, Finished
 from specrag_orchestrator.answering.progress import AnswerProgress, ContextShrunkError
 from specrag_orchestrator.answering.stats import AnswerTally
 from specrag_orchestrator.answering.turns import (
@@ -260,7 +260,7 @@ class Answer:
             end=progress.end,
             policy=decoded.policy,
             mode=self._question.mode,
-            degraded=decoded.degraded,
+            degraded=(*decoded.degraded, *_missing_passages(progress)),
             usage=progress.usage,
             stats=stats,
             session_id=self._question.session_id,
@@ -286,6 +286,18 @@ class Answer:
             total_ms=round(stats.total_ms, 1),
             degraded=[f"{one.component}:{one.reason}" for one in decoded.degraded],
         )
+
+
+def _missing_passages(progress: AnswerProgress) -> tuple[Degradation, ...]:
+    """Return the warning that an answer rests on nothing, when it does."""
+    if progress.kept:
+        return ()
+    detail = (
+        f"none of {progress.num_dropped_passages} passages fitted the target's context"
+        if progress.num_dropped_passages
+        else "nothing was found"
+    )
+    return (Degradation(component="retriever", reason="NO_PASSAGES", detail=detail),)
 
 
 def _read_lengths(session: Session | None) -> dict[str, LengthState]:
