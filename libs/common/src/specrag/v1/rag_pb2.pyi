@@ -111,7 +111,7 @@ class AnswerRequest(_message.Message):
     """Also send Speculative and Retract events."""
     request_id: _builtins.str
     """Client's idempotency key, at most 128 printable code points; a repeat within a session replays
-    the turn. Empty: none.
+    the turn, and one with another question is INVALID_ARGUMENT. Empty: none.
     """
     allow_fallback: _builtins.bool
     """Answer without drafters when none is left. Absent: true."""
@@ -567,6 +567,7 @@ class Degradation(_message.Message):
     reason: _builtins.str
     """UPPER_SNAKE. Of one drafter: UNAVAILABLE, LATE, TOKENIZER_MISMATCH, MISSING_CAPABILITY,
     INVALID_PROPOSAL, STREAM_ENDED or what it failed with; of all: TOO_FEW, NO_DRAFTERS.
+    Of the retriever: NO_PASSAGES (the answer rests on none).
     """
     detail: _builtins.str
     """In words."""
