@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from specrag.v1 import common_pb2, rag_pb2, rag_pb2_grpc
-from specrag_common.runtime.channels import open_channel
 from specrag_common.runtime.client_calls import cancelling
 from specrag_common.runtime.errors import DataLoss
 
-from specrag_client.addresses import parse_address
 from specrag_client.answer_text import AnswerText
+from specrag_client.connection import ServiceConnection
 from specrag_client.convert import WIRE_MODES, WIRE_POLICIES, to_event
 from specrag_client.events import (
     AnswerResult,
@@ -26,7 +25,6 @@ from specrag_client.sessions import Session, SessionPage, SessionTurns, to_sessi
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
-    from types import TracebackType
 
     from specrag_client.events import AnswerEvent
 
@@ -76,7 +74,7 @@ class AnswerOptions:
     timeout_s: float = 600.0
 
 
-class SpecragClient:
+class SpecragClient(ServiceConnection):
     """A connection to one orchestrator; use it as an async context manager.
 
     Every method raises :class:`specrag_common.runtime.errors.SpecragError` when the service
@@ -89,23 +87,8 @@ class SpecragClient:
         Raises:
             AddressError: the endpoint is no ``HOST:PORT``.
         """
-        self._channel = open_channel(parse_address(endpoint), idempotent_methods=_IDEMPOTENT)
+        super().__init__(endpoint, _IDEMPOTENT)
         self._stub = rag_pb2_grpc.RagServiceStub(self._channel)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the channel; running answers are cancelled everywhere."""
-        await self._channel.close()
 
     async def answer(
         self,

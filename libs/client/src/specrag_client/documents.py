@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from specrag.v1 import retriever_pb2, retriever_pb2_grpc
-from specrag_common.runtime.channels import open_channel
 from specrag_common.runtime.client_calls import cancelling
 from specrag_common.runtime.errors import AlreadyExists, NotFound
 
-from specrag_client.addresses import parse_address
+from specrag_client.connection import ServiceConnection
 from specrag_client.convert import to_passage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-    from types import TracebackType
 
     from specrag_client.events import Passage
 
@@ -92,7 +90,7 @@ class Collection:
     num_passages: int
 
 
-class DocumentsClient:
+class DocumentsClient(ServiceConnection):
     """A connection to one retriever; use it as an async context manager.
 
     Every method raises :class:`specrag_common.runtime.errors.SpecragError` when the service
@@ -105,23 +103,8 @@ class DocumentsClient:
         Raises:
             AddressError: the endpoint is no ``HOST:PORT``.
         """
-        self._channel = open_channel(parse_address(endpoint), idempotent_methods=_IDEMPOTENT)
+        super().__init__(endpoint, _IDEMPOTENT)
         self._stub = retriever_pb2_grpc.RetrieverServiceStub(self._channel)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the channel."""
-        await self._channel.close()
 
     async def search(
         self, query: str, *, collection: str, tenant: str = "", top_k: int | None = None

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 import click
 import grpc
 
+from specrag_client.cli.screen_text import one_line
+
 if TYPE_CHECKING:
     from specrag_common.runtime.errors import SpecragError
 
@@ -51,11 +53,6 @@ def line_of(error: SpecragError) -> str:
     elif error.retryable:
         message += " (may succeed when tried again)"
     return message
-
-
-def one_line(text: str) -> str:
-    """Return text without line breaks and runs of blanks."""
-    return " ".join(text.split())
 
 
 def print_error(message: str) -> None:
