@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from specrag_client import AnswerText
 from specrag_client.stack.polling import wait_until
 from specrag_client.trace_tree import read_trace
+
+from tests.integration.event_replay import rebuild
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,20 +22,6 @@ pytestmark = pytest.mark.integration
 
 QUESTION = "Who approves annual leave?"
 ASK = ("ask", QUESTION, "--collection", "notes", "--max-tokens", "48")
-
-
-def rebuild(events: list[dict[str, Any]]) -> str:
-    text = AnswerText()
-    for event in events:
-        match event["type"]:
-            case "speculative":
-                text.append(event["offset"], event["text"])
-            case "retract":
-                text.retract(event["to_offset"])
-            case "commit":
-                text.commit(event["to_offset"], event["text"])
-    assert text.speculative == ""
-    return text.committed
 
 
 def test_ingest_summary_accounts_for_every_file(

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from specrag_client import AnswerText
+
+from tests.integration.event_replay import rebuild
 
 if TYPE_CHECKING:
     from tests.integration.conftest import RunningStack
@@ -26,20 +27,6 @@ def events_of(stack: RunningStack, question: str, *arguments: str) -> list[dict[
     )
     assert (outcome.code, outcome.err) == (0, "")
     return outcome.events
-
-
-def rebuild(events: list[dict[str, Any]]) -> str:
-    text = AnswerText()
-    for event in events:
-        match event["type"]:
-            case "speculative":
-                text.append(event["offset"], event["text"])
-            case "retract":
-                text.retract(event["to_offset"])
-            case "commit":
-                text.commit(event["to_offset"], event["text"])
-    assert text.speculative == ""
-    return text.committed
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda one: str(one["id"]))
