@@ -75,6 +75,15 @@ def test_record_reads_back_as_written(tmp_path: Path, sleeper: ProcessRecord) ->
     assert read_record(tmp_path / "stack.json") == record
 
 
+def test_process_keeps_its_place_when_its_address_becomes_known(sleeper: ProcessRecord) -> None:
+    first, second = (replace(sleeper, name=name, address="") for name in ("drafter-0", "drafter-1"))
+    record = record_of(first, second).with_process(replace(first, address="127.0.0.1:3"))
+    assert [(one.name, one.address) for one in record.processes] == [
+        ("drafter-0", "127.0.0.1:3"),
+        ("drafter-1", ""),
+    ]
+
+
 def test_missing_record_means_that_nothing_runs(tmp_path: Path) -> None:
     assert read_record(tmp_path / "stack.json") is None
     assert inspect(tmp_path).phase is StackPhase.NONE

@@ -77,9 +77,9 @@ class StackRecord:
         return ProcessIdentity(self.launcher_pid, self.launcher_start_mark)
 
     def with_process(self, process: ProcessRecord) -> StackRecord:
-        """Return a record in which ``process`` stands, in place of one of the same name."""
-        others = tuple(one for one in self.processes if one.name != process.name)
-        return replace(self, processes=(*others, process))
+        """Return a record in which ``process`` stands: where one of its name stood, or last."""
+        by_name = {one.name: one for one in self.processes} | {process.name: process}
+        return replace(self, processes=tuple(by_name.values()))
 
     def living(self) -> Iterable[ProcessRecord]:
         """Return the processes that still run, or left something running."""
