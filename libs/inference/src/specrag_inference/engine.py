@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from specrag_inference.models.loading import LoadedModel
     from specrag_inference.runner import LogitRows
     from specrag_inference.scheduler import Grant
+    from specrag_inference.step_runner import StepRunner
 
 CAPACITY = "CAPACITY"
 INVALID = "INVALID"
@@ -83,15 +84,26 @@ class Engine:
         tokenizer: PreTrainedTokenizerBase,
         config: EngineConfig | None = None,
         *,
+        runner: StepRunner | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """Build an engine.
+
+        Args:
+            model: what is served; its module is not called when ``runner`` is given.
+            tokenizer: its tokenizer.
+            config: sizes.
+            runner: executes the passes, with cache memory for ``config.num_blocks`` blocks of
+                ``config.block_size`` tokens; ``None`` runs ``model`` in this process.
+            clock: monotonic seconds.
+        """
         self.model = model
         self.tokenizer = tokenizer
         self.config = config or EngineConfig()
         self.vocabulary = TokenVocabulary.from_ids(tokenizer.get_vocab().values(), model.vocab_size)
         self.pool = BlockPool(self.config.num_blocks)
         self._clock = clock
-        self._runner = ModelRunner(
+        self._runner: StepRunner = runner or ModelRunner(
             model,
             self.vocabulary,
             num_blocks=self.config.num_blocks,
