@@ -13,7 +13,7 @@ from specrag_inference.attention.sdpa import SdpaBackend
 from specrag_inference.cache.storage import KvStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from numpy.typing import NDArray
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 UNKNOWN_TOKEN_LOGIT = -1e9
 """Logit of an id inside the vocabulary that the tokenizer lacks: finite, and never drawn."""
+
+_MAX_LOGPROB_ROWS = 64
+"""Rows whose logits are brought to float32 at once."""
 
 BACKENDS: dict[str, type[DenseBackend | SdpaBackend]] = {
     "dense": DenseBackend,
@@ -65,6 +68,31 @@ class LogitRows:
         if self._holes.size:
             row[self._holes] = UNKNOWN_TOKEN_LOGIT
         return row
+
+    def compute_logprobs(
+        self, row_idx: Sequence[int], token_ids: Sequence[int]
+    ) -> NDArray[np.float32]:
+        """Return [num_tokens]: the natural log of each row's raw law at a token of its own.
+
+        The raw law is the softmax of the logits over the tokenizer's ids: temperature 1, no
+        processors. A row with a NaN gives NaN.
+        """
+        rows = torch.tensor(row_idx, dtype=torch.int64)
+        tokens = torch.tensor(token_ids, dtype=torch.int64)
+        found = [
+            self._compute_logprobs(some_rows.to(self._logits.device), some_tokens)
+            for some_rows, some_tokens in zip(
+                rows.split(_MAX_LOGPROB_ROWS), tokens.split(_MAX_LOGPROB_ROWS), strict=True
+            )
+        ]
+        return np.concatenate(found)
+
+    def _compute_logprobs(self, rows: torch.Tensor, tokens: torch.Tensor) -> NDArray[np.float32]:
+        logits = self._logits.index_select(0, rows).float()
+        logits[:, self._holes] = UNKNOWN_TOKEN_LOGIT
+        logprobs = logits.log_softmax(dim=-1).gather(1, tokens.to(logits.device)[:, None])
+        found: NDArray[np.float32] = logprobs[:, 0].cpu().numpy()
+        return found
 
 
 class ModelRunner:
