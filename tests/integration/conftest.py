@@ -81,9 +81,10 @@ class RunningStack:
         return run_command(self.command(*arguments), timeout_s=timeout_s)
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start a command against this stack; its output is piped."""
+        """Start a command against this stack; its output is piped, line by line."""
+        # Unbuffered: ``communicate`` after some lines would lose what a buffer read ahead.
         return subprocess.Popen(
-            self.command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            self.command(*arguments), bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
 
     def said_by_launcher(self) -> str:
