@@ -7,12 +7,12 @@ what is to be done, :meth:`Engine.step` runs at most one forward pass over every
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specrag_inference.admission import Admission, SequenceRefusedError
 from specrag_inference.batching import Part, build_step
 from specrag_inference.cache.block_pool import BlockPool
+from specrag_inference.engine_config import EngineConfig
 from specrag_inference.jobs.job import Extension, ExtensionLogits, JobLimits
 from specrag_inference.jobs.propose import ProposeJob
 from specrag_inference.jobs.verify import VerifyJob
@@ -41,30 +41,11 @@ if TYPE_CHECKING:
     from specrag_inference.scheduler import Grant
     from specrag_inference.step_runner import StepRunner
 
+__all__ = ["Engine", "EngineConfig"]
+
 CAPACITY = "CAPACITY"
 INVALID = "INVALID"
 NUMERICS = "NUMERICS"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """Sizes of an engine.
-
-    Attributes:
-        num_blocks: cache blocks.
-        block_size: tokens a block.
-        max_step_tokens: most tokens of one forward pass; also the largest prefill chunk.
-        max_shared_prefill_tokens: most prefill tokens of a pass shared with running sequences.
-        max_sequences: most sequences open at once; further ones wait.
-        backend: attention backend, ``sdpa`` or ``dense``.
-    """
-
-    num_blocks: int = 1024
-    block_size: int = 16
-    max_step_tokens: int = 512
-    max_shared_prefill_tokens: int = 128
-    max_sequences: int = 64
-    backend: str = "sdpa"
 
 
 class Engine:

@@ -1,0 +1,26 @@
+"""Sizes of an engine: plain values, readable without loading torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Sizes of an engine.
+
+    Attributes:
+        num_blocks: cache blocks.
+        block_size: tokens a block.
+        max_step_tokens: most tokens of one forward pass; also the largest prefill chunk.
+        max_shared_prefill_tokens: most prefill tokens of a pass shared with running sequences.
+        max_sequences: most sequences open at once; further ones wait.
+        backend: attention backend, ``sdpa`` or ``dense``.
+    """
+
+    num_blocks: int = 1024
+    block_size: int = 16
+    max_step_tokens: int = 512
+    max_shared_prefill_tokens: int = 128
+    max_sequences: int = 64
+    backend: str = "sdpa"
