@@ -15,6 +15,7 @@ from specrag_inference.models.fingerprint import weights_fingerprint
 from specrag_inference.models.gguf_conversion import convert_gguf
 from specrag_inference.models.quiet import quiet_transformers
 from specrag_inference.models.reference import HubModel, ModelReferenceError, resolve_reference
+from specrag_inference.models.supported import check_supported
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -136,7 +137,12 @@ def resolve_dtype(name: DtypeName, device: torch.device) -> torch.dtype:
 
 
 def describe_model(module: PreTrainedModel, *, model_id: str, revision: str) -> LoadedModel:
-    """Wrap a transformers model that is already attached to block attention."""
+    """Wrap a transformers model that is already attached to block attention.
+
+    Raises:
+        UnsupportedModelError: block attention would serve it wrongly.
+    """
+    check_supported(module)
     config = module.config.get_text_config()
     module.eval()  # type: ignore[no-untyped-call]
     module.requires_grad_(requires_grad=False)
