@@ -12,20 +12,23 @@ from specrag_common.speculation.proposals import VerificationMode
 from specrag_common.speculation.randomness import RandomStream, random_key_from_seed
 from specrag_inference.drafting import MAX_LAW_SUPPORT, DrawnToken, cap_law, draw_draft_token
 from specrag_inference.messages import SamplingParams
+from specrag_inference.sampling.history import TokenHistory
 from specrag_inference.sampling.numerics import NumericsError
-from specrag_inference.sampling.processors import compute_law
+from specrag_inference.sampling.processors import LawChain, compute_law
 from specrag_inference.verification.coupled import choose_coupled
 
 LOGITS = np.random.default_rng(1).normal(scale=2.0, size=500).astype(np.float32)
 SAMPLED = SamplingParams(temperature=1.0)
 
 
-def draw(seed: int = 0, **options: Any) -> DrawnToken:
+def draw(
+    seed: int = 0, params: SamplingParams = SAMPLED, position: int = 0, **options: Any
+) -> DrawnToken:
     defaults: dict[str, Any] = {
         "logits": LOGITS,
-        "params": SAMPLED,
+        "chain": LawChain(params),
+        "history": TokenHistory.of(answer_token_ids=[0] * position),
         "mode": VerificationMode.REJECTION,
-        "position": 0,
         "drafter_index": 0,
         "branch_idx": 0,
     }

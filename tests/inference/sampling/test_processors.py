@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from specrag_inference.messages import SamplingParams
 from specrag_inference.sampling.numerics import NumericsError
-from specrag_inference.sampling.processors import compute_law, select_top
+from specrag_inference.sampling.processors import compute_law
+from specrag_inference.sampling.truncation import select_top
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -20,6 +20,8 @@ from specrag_common.speculation.proposals import (
 from specrag_common.speculation.randomness import Purpose, RandomStream, random_key_from_seed
 from specrag_inference.drafting import draw_draft_token
 from specrag_inference.messages import SamplingParams
+from specrag_inference.sampling.history import TokenHistory
+from specrag_inference.sampling.processors import LawChain
 from specrag_inference.verification import walk_tree
 
 from tests.inference.verification.toy_worlds import (
@@ -68,10 +70,10 @@ def draft(
         for _ in range(2):
             drawn = draw_draft_token(
                 np.log(np.maximum(model.law(tokens), 1e-30)),
-                SamplingParams(temperature=1.0),
+                LawChain(SamplingParams(temperature=1.0)),
+                history=TokenHistory.of(answer_token_ids=tokens),
                 mode=REJECTION,
                 random=stream,
-                position=len(tokens),
                 drafter_index=drafter_index,
                 branch_idx=branch_idx,
             )

@@ -15,12 +15,13 @@ from specrag_common.speculation.proposals import DraftLaw, VerificationMode
 from specrag_common.speculation.randomness import Purpose, RandomStream
 
 from specrag_inference.sampling.drawing import draw
-from specrag_inference.sampling.processors import compute_law, select_top
+from specrag_inference.sampling.truncation import select_top
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from specrag_inference.messages import SamplingParams
+    from specrag_inference.sampling.history import TokenHistory
+    from specrag_inference.sampling.processors import LawChain
 
 MAX_LAW_SUPPORT = 64
 """Most tokens of a shipped law: the drafter caps its own law and draws from the cap."""
@@ -43,11 +44,11 @@ class DrawnToken:
 
 def draw_draft_token(
     logits: NDArray[np.floating[Any]],
-    params: SamplingParams,
+    chain: LawChain,
     *,
+    history: TokenHistory,
     mode: VerificationMode,
     random: RandomStream,
-    position: int,
     drafter_index: int,
     branch_idx: int,
     rank: int = 0,
@@ -56,28 +57,30 @@ def draw_draft_token(
 
     Args:
         logits: [vocab_size] of the draft model, padding ids cut off.
-        params: temperature, top-k and top-p for the draft law.
+        chain: makes the draft law; the target's own settings raise acceptance.
+        history: the tokens before, those of the branch included; their number is the position.
         mode: REJECTION draws from the law; COUPLED couples to the target's choice.
         random: the sequence's random numbers, the same key as the verifier's in COUPLED mode.
-        position: absolute answer position of the token.
         drafter_index: the drafter, as numbered in the request.
         branch_idx: draw order of the branch. In REJECTION mode branches are independent.
         rank: which best token to take where the choice is not random (temperature 0 or COUPLED);
             0 is the best. Further siblings take further ranks.
 
     Raises:
-        NumericsError: a logit is NaN or infinite.
+        NumericsError: a logit is NaN or infinite, or every token is ruled out.
         ValueError: ``rank`` is not below the vocabulary's size.
     """
     if not 0 <= rank < len(logits):
         raise ValueError(f"rank={rank} is outside [0, {len(logits)})")
-    law = compute_law(logits, params)
+    adjusted = chain.adjust(logits, history)
+    position = history.num_answer_tokens
+    if chain.is_greedy:
+        return DrawnToken(token_id=_choose_rank(adjusted, rank), law=None)
+    law = chain.compute_law_of(adjusted)
     if mode is VerificationMode.COUPLED:
         return DrawnToken(
-            token_id=_choose_coupled_rank(law, logits, random, position, rank), law=None
+            token_id=_choose_coupled_rank(law, adjusted, random, position, rank), law=None
         )
-    if params.temperature == 0.0:
-        return DrawnToken(token_id=_choose_rank(logits, rank), law=None)
     draft_law = cap_law(law)
     uniform = random.uniform(
         Purpose.DRAFT, position=position, drafter_index=drafter_index, branch_idx=branch_idx
@@ -121,10 +124,10 @@ def _choose_coupled_rank(
 
 def _select_support(law: NDArray[np.floating[Any]], max_support: int) -> NDArray[np.intp]:
     """Return the most likely tokens with a positive probability, ascending."""
-    support = np.flatnonzero(law)
-    if len(support) <= max_support:
-        return support
-    return support[select_top(law[support], max_support)]
+    is_positive = law > 0
+    if np.count_nonzero(is_positive) <= max_support:
+        return np.flatnonzero(is_positive)
+    return select_top(law, max_support)
 
 
 def _choose_rank(values: NDArray[np.floating[Any]], rank: int) -> int:

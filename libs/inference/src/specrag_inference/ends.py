@@ -3,6 +3,10 @@
 Ends are looked for token by token, whatever the batches are, so that an earlier stop beats a later
 cap and a stop in the middle of an accepted batch is found. A stop inside a token keeps that token
 (ids and usage include it) while the text ends at the match.
+
+While an answer is shorter than ``min_tokens`` no stop string can match: one counts only where it
+begins behind the text that those tokens decide. End-of-answer tokens need no care here, since the
+law rules them out until then.
 """
 
 from __future__ import annotations
@@ -50,7 +54,7 @@ class AnswerEnds:
         """Watch for the ends in ``params``.
 
         Args:
-            params: stop token ids, stop strings and max_tokens.
+            params: stop token ids, stop strings, max_tokens and min_tokens.
             tokenizer: needed when there are stop strings; otherwise no text is made.
             max_context_tokens: answer tokens the context has room for; ``None`` = no limit.
 
@@ -107,10 +111,16 @@ class AnswerEnds:
         if self._detokenizer is None:
             return None
         self._tail += self._detokenizer.push([token_id])
+        if self._num_tokens <= self._params.min_tokens:
+            self._drop_tail(len(self._tail))
+            return None
         match = self._stops.find(self._tail)
         if match is not None:
             return self._tail_start + match.start
-        num_dropped = max(0, len(self._tail) - (self._stops.max_length - 1))
-        self._tail = self._tail[num_dropped:]
-        self._tail_start += num_dropped
+        self._drop_tail(max(0, len(self._tail) - (self._stops.max_length - 1)))
         return None
+
+    def _drop_tail(self, num_chars: int) -> None:
+        """Forget text in which no stop string can begin any more."""
+        self._tail = self._tail[num_chars:]
+        self._tail_start += num_chars

@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING
 
 from specrag_common.speculation.proposals import DraftBranch, VerificationMode
 
+from specrag_inference.engine_stats import EngineStats
+
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from specrag_common.speculation.token_tree import TokenTree
 
 
@@ -29,21 +33,40 @@ class FinishReason(StrEnum):
 class SamplingParams:
     """How the output law is made from logits, and when an answer ends.
 
+    The order in which the law's fields act is told in
+    :mod:`~specrag_inference.sampling.processors`.
+
     Attributes:
         temperature: >= 0; 0 is greedy (lowest id on ties).
         top_p: (0, 1]; 1 keeps everything.
         top_k: >= 0; 0 keeps everything.
+        min_p: [0, 1] of the most likely token's probability; less likely tokens are ruled out.
+        repetition_penalty: > 0; over 1 makes tokens of prompt and answer less likely; 1 is neutral.
+        presence_penalty: subtracted once from the logit of every token of the answer.
+        frequency_penalty: subtracted from it for each time the token came in the answer.
+        logit_bias: (token id, what is added to its logit), ids distinct.
         max_tokens: most answer tokens, >= 1.
+        min_tokens: answer tokens before the answer may end by itself: until then ``stop_token_ids``
+            are ruled out, and stop strings count only in the text behind them.
         stop: strings that end the answer; the text ends before the match.
         stop_token_ids: ids that end the answer; counted, not shown.
+        num_top_logprobs: how many of the most likely tokens are reported beside each committed one;
+            0 reports the committed one's log-probability alone, ``None`` means nobody asked.
     """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     max_tokens: int = 256
+    min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
+    num_top_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +83,8 @@ class OpenSequence:
         mode: verification or drafting mode.
         random_key: 16 bytes that seed every draw of this sequence.
         drafter_index: set for draft sequences: which drafter of the request this is.
+        deadline_s: seconds from here on that the sequence may live, whatever it is doing then;
+            ``None`` = no limit.
     """
 
     sequence_id: str
@@ -70,6 +95,7 @@ class OpenSequence:
     mode: VerificationMode = VerificationMode.REJECTION
     random_key: bytes = bytes(16)
     drafter_index: int = 0
+    deadline_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +130,39 @@ class ProposeTokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreTree:
+    """Give the log-probs of the nodes of a tree behind the open sequence. Answered by
+    ``TreeScored``.
+
+    The sequence stays as it is. Branches see the sequence and their own ancestors, never each
+    other. The tree may be larger than a pass, and larger than the cache: its longest branch counts.
+
+    Attributes:
+        score_id: the caller's number of the command.
+        token_ids: [num_nodes] int32.
+        parent_idx: [num_nodes] int32, each < its own index, ``ROOT`` for the first level.
+        is_wanted: [num_nodes] bool: whose log-prob is asked for; ``None`` = everybody's. Nodes that
+            only stand before wanted ones (passages, questions) are cheaper left out.
+    """
+
+    sequence_id: str
+    score_id: int
+    token_ids: NDArray[np.int32]
+    parent_idx: NDArray[np.int32]
+    is_wanted: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FreeSequence:
     """Forget a sequence at once, whatever it is doing. Not answered."""
 
     sequence_id: str
 
 
-EngineCommand = OpenSequence | VerifyTree | ProposeTokens | FreeSequence
+JobCommand = VerifyTree | ProposeTokens | ScoreTree
+"""Commands to an open sequence, carried out in the order they came."""
+
+EngineCommand = OpenSequence | JobCommand | FreeSequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,20 +182,34 @@ class SequenceOpened:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """A token with its natural log-probability."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedToken:
     """One committed token.
 
+    Log-probabilities are the target's, behind all processors. At temperature 0 that law is one-hot
+    and says nothing: when log-probabilities were asked for, they are those of temperature 1 there.
+
     Attributes:
         token_id: the token.
-        logprob: natural log of the target's processed law at this token.
+        logprob: its log-probability.
         node_idx: the accepted tree node, or ``None`` for a residual, bonus or free-run token.
         is_bonus: drawn from the target's own law after everything proposed was accepted.
+        top_logprobs: the most likely tokens in its place, best first, as many as were asked for;
+            fewer where the law holds fewer.
     """
 
     token_id: int
     logprob: float
     node_idx: int | None
     is_bonus: bool = False
+    top_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,11 +252,34 @@ class TokensProposed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TreeScored:
+    """The log-probs of one ``ScoreTree``.
+
+    They are of the raw law: log-softmax of the logits over the tokenizer's ids, temperature 1, no
+    processors.
+
+    Attributes:
+        score_id: the command's.
+        logprobs: [num_nodes] float32, of each node's token given the sequence and its ancestors;
+            NaN where it was not asked for.
+        num_passes: forward passes that computed some of it.
+        score_s: seconds from the command to this event.
+    """
+
+    sequence_id: str
+    score_id: int
+    logprobs: NDArray[np.float32]
+    num_passes: int
+    score_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceFailed:
     """The sequence is gone; neighbours are unharmed.
 
     Attributes:
-        code: ``CAPACITY`` (no blocks), ``NUMERICS`` (NaN or inf), ``INVALID`` (caller's fault).
+        code: ``CAPACITY`` (no blocks), ``OVERLOADED`` (a queue is full), ``DEADLINE`` (out of
+            time), ``NUMERICS`` (NaN or inf), ``INVALID`` (caller's fault).
         message: what, the value and the limit.
     """
 
@@ -199,28 +288,7 @@ class SequenceFailed:
     message: str
 
 
-EngineEvent = SequenceOpened | RoundVerified | TokensProposed | SequenceFailed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
-    """A snapshot for health, metrics and leak checks.
-
-    Attributes:
-        num_running: open sequences, idle ones included.
-        num_waiting: sequences not yet admitted.
-        num_blocks: cache blocks.
-        num_free_blocks: blocks no sequence holds, cached prefixes included.
-        num_cached_blocks: free blocks that hold a prefix which can be taken up.
-        num_preemptions: how often a sequence lost its blocks to another, since the start.
-    """
-
-    num_running: int
-    num_waiting: int
-    num_blocks: int
-    num_free_blocks: int
-    num_cached_blocks: int
-    num_preemptions: int = 0
+EngineEvent = SequenceOpened | RoundVerified | TokensProposed | TreeScored | SequenceFailed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

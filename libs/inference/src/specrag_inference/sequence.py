@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from specrag_inference.sampling.sequence_laws import SequenceLaws
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from specrag_common.speculation.proposals import VerificationMode
     from specrag_common.speculation.randomness import RandomStream
 
@@ -36,6 +40,9 @@ class SequenceState:
         draft_tree: what was drafted behind the last committed token, if it is still cached.
         distrusted_drafters: drafters that broke their own stated law in this answer.
         finished: the answer has ended.
+        prefix_hashes: of the whole blocks of the tokens it was opened with, all but the last token.
+        cache_generation: rises whenever everything cached is lost.
+        laws: makes the laws behind ``token_ids``, which it watches: append, never replace.
     """
 
     sequence_id: str
@@ -50,6 +57,15 @@ class SequenceState:
     draft_tree: DraftTree | None = None
     distrusted_drafters: set[int] = field(default_factory=set)
     finished: bool = False
+    prefix_hashes: Sequence[bytes] = ()
+    cache_generation: int = 0
+    laws: SequenceLaws = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Bind the laws to the tokens."""
+        self.laws = SequenceLaws(
+            self.sampling, self.token_ids, num_prompt_tokens=self.num_prompt_tokens
+        )
 
     @property
     def num_answer_tokens(self) -> int:
@@ -80,5 +96,6 @@ class SequenceState:
     def forget_cache(self) -> None:
         """Give all blocks back; everything committed becomes pending again."""
         self.table.free()
+        self.cache_generation += 1
         if self.draft_tree is not None:
             self.draft_tree.num_resident = 0

@@ -10,6 +10,7 @@ from specrag_common.speculation.token_tree import ROOT
 
 from specrag_inference.draft_tree import DraftTree
 from specrag_inference.drafting import draw_draft_token
+from specrag_inference.engine_stats import WorkKind
 from specrag_inference.jobs.job import Extension
 from specrag_inference.messages import TokensProposed
 
@@ -97,13 +98,16 @@ class ProposeJob:
         """Return pending tokens and the nodes drawn last, or what is left to ingest."""
         if self._passes_left == 0:
             missing = self._sequence.num_pending - 1
-            return Extension(num_chain=missing, wants_logits=False) if missing > 0 else None
+            if missing <= 0:
+                return None
+            return Extension(num_chain=missing, wants_logits=False, kind=WorkKind.DRAFT)
         tree = self._tree
         fresh = tree.token_ids[tree.num_resident :]
         return Extension(
             num_chain=self._sequence.num_pending,
             node_token_ids=fresh,
             tree=tree.compute_part() if tree.token_ids else None,
+            kind=WorkKind.DRAFT,
         )
 
     def complete(self, logits: ExtensionLogits, *, forward_s: float) -> Iterable[EngineEvent]:  # noqa: ARG002 - part of the seam
@@ -155,10 +159,10 @@ class ProposeJob:
         sequence = self._sequence
         return draw_draft_token(
             row,
-            sequence.sampling,
+            sequence.laws.chain,
+            history=sequence.laws.get_history(self._branches[branch_idx].token_ids),
             mode=sequence.mode,
             random=sequence.random,
-            position=sequence.num_answer_tokens + len(self._branches[branch_idx].token_ids),
             drafter_index=sequence.drafter_index,
             branch_idx=branch_idx,
             rank=rank,

@@ -10,9 +10,11 @@ from specrag_common.speculation.token_tree import ROOT, TokenTree
 
 from specrag_inference.attention.masks import check_parents, compute_ancestor_mask, compute_depths
 from specrag_inference.attention.step import TreePart
+from specrag_inference.engine_stats import WorkKind
 from specrag_inference.jobs.job import Extension
 from specrag_inference.messages import RoundVerified, VerifiedToken
-from specrag_inference.sampling.processors import compute_law
+from specrag_inference.sampling.processors import softmax
+from specrag_inference.sampling.top_tokens import compute_logprob, list_top_tokens
 from specrag_inference.verification import walk_tree
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from specrag_inference.jobs.job import ExtensionLogits, JobLimits
-    from specrag_inference.messages import EngineEvent, SamplingParams, VerifyTree
+    from specrag_inference.messages import EngineEvent, VerifyTree
     from specrag_inference.sequence import SequenceState
     from specrag_inference.verification import WalkResult
 
@@ -70,14 +72,16 @@ class VerifyJob:
             num_chain=self._sequence.num_pending,
             node_token_ids=self._tree.token_ids.tolist(),
             tree=self._part,
+            kind=WorkKind.DECODE if self._part is None else WorkKind.TREE,
         )
 
     def complete(self, logits: ExtensionLogits, *, forward_s: float) -> Iterable[EngineEvent]:
         """Walk the tree, commit what it decides, report the round."""
         sequence = self._sequence
+        laws = _LazyLaws(logits, sequence)
         result = walk_tree(
             self._tree,
-            _LazyLaws(logits, sequence.sampling),
+            laws,
             mode=sequence.mode,
             random=sequence.random,
             position=sequence.num_answer_tokens,
@@ -85,18 +89,20 @@ class VerifyJob:
             distrusted_drafters=sequence.distrusted_drafters,
         )
         sequence.distrusted_drafters.update(result.violating_drafters)
-        yield self._commit(result, forward_s)
+        yield self._commit(result, laws, forward_s)
         self._set_tree(TokenTree.empty())
 
     def finish(self, *, elapsed_s: float) -> Iterable[EngineEvent]:  # noqa: ARG002 - part of the seam
         """The last pass has reported the end already."""
         return ()
 
-    def _commit(self, result: WalkResult, forward_s: float) -> RoundVerified:
+    def _commit(self, result: WalkResult, laws: _LazyLaws, forward_s: float) -> RoundVerified:
         sequence = self._sequence
         tokens = self._list_tokens(result)
         decision = sequence.ends.advance([token.token_id for token in tokens])
         tokens = tokens[: decision.num_kept]
+        if sequence.sampling.num_top_logprobs is not None:
+            tokens = laws.report(tokens, result.path)
         sequence.commit(list(result.path[: len(tokens)]), [token.token_id for token in tokens])
         sequence.finished = decision.finish_reason is not None
         self._passes_left = 0 if sequence.finished else self._passes_left - 1
@@ -171,11 +177,36 @@ def cut_tree(tree: TokenTree, kept: NDArray[np.int64]) -> TokenTree:
 class _LazyLaws:
     """The target's laws, made only at nodes the walk visits."""
 
-    def __init__(self, logits: ExtensionLogits, sampling: SamplingParams) -> None:
+    def __init__(self, logits: ExtensionLogits, sequence: SequenceState) -> None:
         self._logits = logits
-        self._sampling = sampling
+        self._laws = sequence.laws
+        self._num_top = sequence.sampling.num_top_logprobs
+        self._reported: dict[int, NDArray[np.float32]] = {}
 
-    def law_at(self, node_idx: int, path: Sequence[int]) -> NDArray[np.float32]:  # noqa: ARG002 - history-dependent laws read it
+    def law_at(self, node_idx: int, path: Sequence[int]) -> NDArray[np.float32]:
         """See :class:`~specrag_inference.verification.TargetLaws`."""
         row = self._logits.at_root() if node_idx == ROOT else self._logits.at_node(node_idx)
-        return compute_law(row, self._sampling)
+        chain = self._laws.chain
+        adjusted = chain.adjust(row, self._laws.get_history(path))
+        law = chain.compute_law_of(adjusted)
+        if self._num_top is not None:
+            self._reported[node_idx] = softmax(adjusted) if chain.is_greedy else law
+        return law
+
+    def report(self, tokens: Sequence[VerifiedToken], path: Sequence[int]) -> list[VerifiedToken]:
+        """Return the tokens with the log-probabilities that were asked for.
+
+        Args:
+            tokens: those on the path, then perhaps the final one.
+            path: accepted nodes; the law of each token was made at the node before it.
+        """
+        assert self._num_top is not None, "somebody asked"
+        laws = [self._reported[node_idx] for node_idx in (ROOT, *path)]
+        return [
+            replace(
+                token,
+                logprob=compute_logprob(law[token.token_id]),
+                top_logprobs=list_top_tokens(law, self._num_top),
+            )
+            for token, law in zip(tokens, laws, strict=False)
+        ]
