@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17specrag/v1/common.proto\x12\nspecrag.v1\"M\n\x06Tensor\x12&\n\x05\x64type\x18\x01 \x01(\x0e\x32\x17.specrag.v1.ElementType\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\xac\x02\n\x07Passage\x12\x10\n\x08\x63hunk_id\x18\x01 \x01(\t\x12\x13\n\x0b\x64ocument_id\x18\x02 \x01(\t\x12\r\n\x05title\x18\x03 \x01(\t\x12\x0b\n\x03uri\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x12\n\nstart_char\x18\x06 \x01(\x05\x12\x10\n\x08\x65nd_char\x18\x07 \x01(\x05\x12\r\n\x05score\x18\x08 \x01(\x01\x12\x0e\n\x06number\x18\t \x01(\x05\x12\x33\n\x08metadata\x18\n \x03(\x0b\x32!.specrag.v1.Passage.MetadataEntry\x12%\n\tembedding\x18\x0b \x01(\x0b\x32\x12.specrag.v1.Tensor\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"<\n\x08TokenIds\x12\x1d\n\x15tokenizer_fingerprint\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\"\x85\x01\n\nPromptTurn\x12%\n\x08passages\x18\x01 \x03(\x0b\x32\x13.specrag.v1.Passage\x12\x10\n\x08question\x18\x02 \x01(\t\x12\x0e\n\x06\x61nswer\x18\x03 \x01(\t\x12.\n\x10\x61nswer_token_ids\x18\x04 \x03(\x0b\x32\x14.specrag.v1.TokenIds\"/\n\x06Prompt\x12%\n\x05turns\x18\x01 \x03(\x0b\x32\x16.specrag.v1.PromptTurn\"\xac\x01\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x04 \x01(\x05H\x03\x88\x01\x01\x12\x0c\n\x04stop\x18\x05 \x03(\tB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\r\n\x0b_max_tokens\"\xde\x01\n\tModelInfo\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\t\x12\x15\n\rmax_model_len\x18\x04 \x01(\x05\x12\x15\n\reos_token_ids\x18\x05 \x03(\x05\x12\x0f\n\x07tp_size\x18\x06 \x01(\x05\x12,\n\x0c\x63\x61pabilities\x18\x07 \x03(\x0e\x32\x16.specrag.v1.Capability\x12\x12\n\nvocab_size\x18\x08 \x01(\x05\x12\r\n\x05\x64type\x18\t \x01(\t\"r\n\x08RoundKey\x12\x11\n\tanswer_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x05\x12\x15\n\rdrafter_index\x18\x03 \x01(\x05\x12\x18\n\x10\x63ommitted_length\x18\x04 \x01(\x05\x12\x13\n\x0bprefix_hash\x18\x05 \x01(\x06*]\n\x0b\x45lementType\x12\x1c\n\x18\x45LEMENT_TYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT32\x10\x01\x12\x16\n\x12\x45LEMENT_TYPE_INT32\x10\x02*u\n\x10VerificationMode\x12!\n\x1dVERIFICATION_MODE_UNSPECIFIED\x10\x00\x12\x1f\n\x1bVERIFICATION_MODE_REJECTION\x10\x01\x12\x1d\n\x19VERIFICATION_MODE_COUPLED\x10\x02*z\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_CONTEXT\x10\x03*\x99\x01\n\nCapability\x12\x1a\n\x16\x43\x41PABILITY_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x43\x41PABILITY_VERIFY_TOKENS\x10\x01\x12\x17\n\x13\x43\x41PABILITY_GENERATE\x10\x02\x12\x1b\n\x17\x43\x41PABILITY_DRAFT_TOKENS\x10\x03\x12\x1b\n\x17\x43\x41PABILITY_DRAFT_SUFFIX\x10\x04*\\\n\x0b\x44raftSource\x12\x1c\n\x18\x44RAFT_SOURCE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x44RAFT_SOURCE_SUFFIX\x10\x01\x12\x16\n\x12\x44RAFT_SOURCE_MODEL\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17specrag/v1/common.proto\x12\nspecrag.v1\"M\n\x06Tensor\x12&\n\x05\x64type\x18\x01 \x01(\x0e\x32\x17.specrag.v1.ElementType\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\xac\x02\n\x07Passage\x12\x10\n\x08\x63hunk_id\x18\x01 \x01(\t\x12\x13\n\x0b\x64ocument_id\x18\x02 \x01(\t\x12\r\n\x05title\x18\x03 \x01(\t\x12\x0b\n\x03uri\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x12\n\nstart_char\x18\x06 \x01(\x05\x12\x10\n\x08\x65nd_char\x18\x07 \x01(\x05\x12\r\n\x05score\x18\x08 \x01(\x01\x12\x0e\n\x06number\x18\t \x01(\x05\x12\x33\n\x08metadata\x18\n \x03(\x0b\x32!.specrag.v1.Passage.MetadataEntry\x12%\n\tembedding\x18\x0b \x01(\x0b\x32\x12.specrag.v1.Tensor\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"<\n\x08TokenIds\x12\x1d\n\x15tokenizer_fingerprint\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\"\x85\x01\n\nPromptTurn\x12%\n\x08passages\x18\x01 \x03(\x0b\x32\x13.specrag.v1.Passage\x12\x10\n\x08question\x18\x02 \x01(\t\x12\x0e\n\x06\x61nswer\x18\x03 \x01(\t\x12.\n\x10\x61nswer_token_ids\x18\x04 \x03(\x0b\x32\x14.specrag.v1.TokenIds\"/\n\x06Prompt\x12%\n\x05turns\x18\x01 \x03(\x0b\x32\x16.specrag.v1.PromptTurn\"\xb9\x04\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x04 \x01(\x05H\x03\x88\x01\x01\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\x12\n\x05min_p\x18\x06 \x01(\x02H\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x08 \x01(\x02H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\t \x01(\x02H\x07\x88\x01\x01\x12=\n\nlogit_bias\x18\n \x03(\x0b\x32).specrag.v1.SamplingParams.LogitBiasEntry\x12\x17\n\nmin_tokens\x18\x0b \x01(\x05H\x08\x88\x01\x01\x12\x1d\n\x10num_top_logprobs\x18\x0c \x01(\x05H\t\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\r\n\x0b_max_tokensB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_min_tokensB\x13\n\x11_num_top_logprobs\"\xde\x01\n\tModelInfo\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\t\x12\x15\n\rmax_model_len\x18\x04 \x01(\x05\x12\x15\n\reos_token_ids\x18\x05 \x03(\x05\x12\x0f\n\x07tp_size\x18\x06 \x01(\x05\x12,\n\x0c\x63\x61pabilities\x18\x07 \x03(\x0e\x32\x16.specrag.v1.Capability\x12\x12\n\nvocab_size\x18\x08 \x01(\x05\x12\r\n\x05\x64type\x18\t \x01(\t\"r\n\x08RoundKey\x12\x11\n\tanswer_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x05\x12\x15\n\rdrafter_index\x18\x03 \x01(\x05\x12\x18\n\x10\x63ommitted_length\x18\x04 \x01(\x05\x12\x13\n\x0bprefix_hash\x18\x05 \x01(\x06*]\n\x0b\x45lementType\x12\x1c\n\x18\x45LEMENT_TYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT32\x10\x01\x12\x16\n\x12\x45LEMENT_TYPE_INT32\x10\x02*u\n\x10VerificationMode\x12!\n\x1dVERIFICATION_MODE_UNSPECIFIED\x10\x00\x12\x1f\n\x1bVERIFICATION_MODE_REJECTION\x10\x01\x12\x1d\n\x19VERIFICATION_MODE_COUPLED\x10\x02*z\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_CONTEXT\x10\x03*\x99\x01\n\nCapability\x12\x1a\n\x16\x43\x41PABILITY_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x43\x41PABILITY_VERIFY_TOKENS\x10\x01\x12\x17\n\x13\x43\x41PABILITY_GENERATE\x10\x02\x12\x1b\n\x17\x43\x41PABILITY_DRAFT_TOKENS\x10\x03\x12\x1b\n\x17\x43\x41PABILITY_DRAFT_SUFFIX\x10\x04*\\\n\x0b\x44raftSource\x12\x1c\n\x18\x44RAFT_SOURCE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x44RAFT_SOURCE_SUFFIX\x10\x01\x12\x16\n\x12\x44RAFT_SOURCE_MODEL\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,16 +33,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PASSAGE_METADATAENTRY']._loaded_options = None
   _globals['_PASSAGE_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_ELEMENTTYPE']._serialized_start=1184
-  _globals['_ELEMENTTYPE']._serialized_end=1277
-  _globals['_VERIFICATIONMODE']._serialized_start=1279
-  _globals['_VERIFICATIONMODE']._serialized_end=1396
-  _globals['_FINISHREASON']._serialized_start=1398
-  _globals['_FINISHREASON']._serialized_end=1520
-  _globals['_CAPABILITY']._serialized_start=1523
-  _globals['_CAPABILITY']._serialized_end=1676
-  _globals['_DRAFTSOURCE']._serialized_start=1678
-  _globals['_DRAFTSOURCE']._serialized_end=1770
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_ELEMENTTYPE']._serialized_start=1581
+  _globals['_ELEMENTTYPE']._serialized_end=1674
+  _globals['_VERIFICATIONMODE']._serialized_start=1676
+  _globals['_VERIFICATIONMODE']._serialized_end=1793
+  _globals['_FINISHREASON']._serialized_start=1795
+  _globals['_FINISHREASON']._serialized_end=1917
+  _globals['_CAPABILITY']._serialized_start=1920
+  _globals['_CAPABILITY']._serialized_end=2073
+  _globals['_DRAFTSOURCE']._serialized_start=2075
+  _globals['_DRAFTSOURCE']._serialized_end=2167
   _globals['_TENSOR']._serialized_start=39
   _globals['_TENSOR']._serialized_end=116
   _globals['_PASSAGE']._serialized_start=119
@@ -56,9 +58,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROMPT']._serialized_start=619
   _globals['_PROMPT']._serialized_end=666
   _globals['_SAMPLINGPARAMS']._serialized_start=669
-  _globals['_SAMPLINGPARAMS']._serialized_end=841
-  _globals['_MODELINFO']._serialized_start=844
-  _globals['_MODELINFO']._serialized_end=1066
-  _globals['_ROUNDKEY']._serialized_start=1068
-  _globals['_ROUNDKEY']._serialized_end=1182
+  _globals['_SAMPLINGPARAMS']._serialized_end=1238
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=1027
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=1075
+  _globals['_MODELINFO']._serialized_start=1241
+  _globals['_MODELINFO']._serialized_end=1463
+  _globals['_ROUNDKEY']._serialized_start=1465
+  _globals['_ROUNDKEY']._serialized_end=1579
 # @@protoc_insertion_point(module_scope)

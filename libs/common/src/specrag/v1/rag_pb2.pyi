@@ -258,6 +258,7 @@ class AnswerEvent(_message.Message):
     COMMIT_FIELD_NUMBER: _builtins.int
     CITATION_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    TOKEN_LOGPROBS_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """Strictly rises by one, from 1."""
     @_builtins.property
@@ -284,6 +285,10 @@ class AnswerEvent(_message.Message):
     def finished(self) -> Global___Finished:
         """The end; nothing follows."""
 
+    @_builtins.property
+    def token_logprobs(self) -> Global___TokenLogprobs:
+        """Log-probabilities of tokens that stand; only with num_top_logprobs."""
+
     def __init__(
         self,
         *,
@@ -294,12 +299,13 @@ class AnswerEvent(_message.Message):
         commit: Global___Commit | None = ...,
         citation: Global___Citation | None = ...,
         finished: Global___Finished | None = ...,
+        token_logprobs: Global___TokenLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["citation", b"citation", "commit", b"commit", "event", b"event", "finished", b"finished", "retract", b"retract", "retrieval_done", b"retrieval_done", "speculative", b"speculative"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["citation", b"citation", "commit", b"commit", "event", b"event", "finished", b"finished", "retract", b"retract", "retrieval_done", b"retrieval_done", "speculative", b"speculative", "token_logprobs", b"token_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["citation", b"citation", "commit", b"commit", "event", b"event", "finished", b"finished", "retract", b"retract", "retrieval_done", b"retrieval_done", "seq", b"seq", "speculative", b"speculative"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["citation", b"citation", "commit", b"commit", "event", b"event", "finished", b"finished", "retract", b"retract", "retrieval_done", b"retrieval_done", "seq", b"seq", "speculative", b"speculative", "token_logprobs", b"token_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["retrieval_done", "speculative", "retract", "commit", "citation", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["retrieval_done", "speculative", "retract", "commit", "citation", "finished", "token_logprobs"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -422,6 +428,107 @@ class Commit(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Commit: _TypeAlias = Commit  # noqa: Y015
+
+@_typing.final
+class TokenLogprobs(_message.Message):
+    """Log-probabilities of the tokens that the target decided at once, sent before the text they commit.
+    All of an answer's, put together, stand for Finished.token_ids one to one: a token in which a stop
+    string was found counts whole, and so does the one that ended the answer.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    first_token: _builtins.int
+    """Place of the first token in the answer, from 0."""
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
+        """One entry a token."""
+
+    def __init__(
+        self,
+        *,
+        first_token: _builtins.int = ...,
+        tokens: _abc.Iterable[Global___TokenLogprob] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_token", b"first_token", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
+
+@_typing.final
+class TokenLogprob(_message.Message):
+    """A token of the answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    """Its id under the target's tokenizer."""
+    text: _builtins.str
+    """The token alone as text; U+FFFD stands for parts of a code point."""
+    logprob: _builtins.float
+    """Natural log of its probability under the target's processed law; at temperature 0, where that law
+    is one-hot, under the law of temperature 1.
+    """
+    @_builtins.property
+    def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopLogprob]:
+        """The most likely tokens in its place, best first: num_top_logprobs of them, or all that the law
+        holds. The token itself may be among them.
+        """
+
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        text: _builtins.str = ...,
+        logprob: _builtins.float = ...,
+        top: _abc.Iterable[Global___TopLogprob] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "text", b"text", "token_id", b"token_id", "top", b"top"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
+
+@_typing.final
+class TopLogprob(_message.Message):
+    """A token that might have stood there."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    """Its id."""
+    text: _builtins.str
+    """The token alone as text."""
+    logprob: _builtins.float
+    """Natural log of its probability."""
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        text: _builtins.str = ...,
+        logprob: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "text", b"text", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopLogprob: _TypeAlias = TopLogprob  # noqa: Y015
 
 @_typing.final
 class Citation(_message.Message):

@@ -329,10 +329,13 @@ class TokensVerified(_message.Message):
     STOP_TEXT_LENGTH_FIELD_NUMBER: _builtins.int
     FORWARD_TIME_US_FIELD_NUMBER: _builtins.int
     LAST_OF_ROUND_FIELD_NUMBER: _builtins.int
+    TOP_TOKENS_FIELD_NUMBER: _builtins.int
     token_ids: _builtins.bytes
     """int32 little-endian committed ids: accepted ones, then the final one."""
     logprobs: _builtins.bytes
-    """float32 little-endian log-probabilities under the target's processed law."""
+    """float32 little-endian natural log-probabilities under the target's processed law, one a token.
+    At temperature 0 that law is one-hot: with num_top_logprobs they are those of temperature 1.
+    """
     accepted_node_idx: _builtins.bytes
     """int32 little-endian accepted node indices; a prefix of token_ids."""
     has_bonus: _builtins.bool
@@ -349,6 +352,12 @@ class TokensVerified(_message.Message):
     def key(self) -> _common_pb2.RoundKey:
         """Copied from the round."""
 
+    @_builtins.property
+    def top_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopTokens]:
+        """The most likely tokens in place of each of token_ids, in its order. Empty unless
+        num_top_logprobs is over 0.
+        """
+
     def __init__(
         self,
         *,
@@ -361,16 +370,43 @@ class TokensVerified(_message.Message):
         stop_text_length: _builtins.int | None = ...,
         forward_time_us: _builtins.int = ...,
         last_of_round: _builtins.bool = ...,
+        top_tokens: _abc.Iterable[Global___TopTokens] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_text_length", b"_stop_text_length", "key", b"key", "stop_text_length", b"stop_text_length"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_text_length", b"_stop_text_length", "accepted_node_idx", b"accepted_node_idx", "finish_reason", b"finish_reason", "forward_time_us", b"forward_time_us", "has_bonus", b"has_bonus", "key", b"key", "last_of_round", b"last_of_round", "logprobs", b"logprobs", "stop_text_length", b"stop_text_length", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_text_length", b"_stop_text_length", "accepted_node_idx", b"accepted_node_idx", "finish_reason", b"finish_reason", "forward_time_us", b"forward_time_us", "has_bonus", b"has_bonus", "key", b"key", "last_of_round", b"last_of_round", "logprobs", b"logprobs", "stop_text_length", b"stop_text_length", "token_ids", b"token_ids", "top_tokens", b"top_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop_text_length: _TypeAlias = _typing.Literal["stop_text_length"]  # noqa: Y015
     _WhichOneofArgType__stop_text_length: _TypeAlias = _typing.Literal["_stop_text_length", b"_stop_text_length"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_text_length) -> _WhichOneofReturnType__stop_text_length | None: ...
 
 Global___TokensVerified: _TypeAlias = TokensVerified  # noqa: Y015
+
+@_typing.final
+class TopTokens(_message.Message):
+    """The most likely tokens in one place, best first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    token_ids: _builtins.bytes
+    """int32 little-endian ids: num_top_logprobs of them, or all that the law holds."""
+    logprobs: _builtins.bytes
+    """float32 little-endian natural log-probabilities, in the same order."""
+    def __init__(
+        self,
+        *,
+        token_ids: _builtins.bytes = ...,
+        logprobs: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopTokens: _TypeAlias = TopTokens  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
