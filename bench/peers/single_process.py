@@ -20,6 +20,7 @@ from specrag_inference.messages import (
     RoundVerified,
     SamplingParams,
     SequenceFailed,
+    SequenceOpened,
     VerifyTree,
 )
 from specrag_orchestrator.answering.draft_lines import DraftLine
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from specrag_common.speculation.step_costs import StepCosts
     from specrag_inference.engine import Engine
+    from specrag_inference.messages import EngineEvent
     from specrag_orchestrator.answering.rounds import DraftCall, RoundStep, VerifyCall
 
     from bench.peers.child import Answer
@@ -152,6 +154,7 @@ class _JointRounds:
 
 
 def _open(engine: Engine, prompt_ids: Sequence[int], max_tokens: int, cache_scope: bytes) -> None:
+    """Return once the prompt is in the cache."""
     engine.submit(
         OpenSequence(
             sequence_id=SEQUENCE_ID,
@@ -160,18 +163,27 @@ def _open(engine: Engine, prompt_ids: Sequence[int], max_tokens: int, cache_scop
             sampling=SamplingParams(max_tokens=max_tokens),
         )
     )
+    while not any(isinstance(event, SequenceOpened) for event in _step(engine)):
+        pass
 
 
 def _run(engine: Engine) -> Iterator[RoundVerified]:
     """Step the engine until the round has ended; yield what was verified."""
     while True:
-        for event in engine.step():
-            if isinstance(event, SequenceFailed):
-                raise EngineRefusedError(f"{event.code}: {event.message}")
+        for event in _step(engine):
             if isinstance(event, RoundVerified):
                 yield event
                 if event.last:
                     return
+
+
+def _step(engine: Engine) -> list[EngineEvent]:
+    """Run one step; a failed sequence raises."""
+    events = engine.step()
+    for event in events:
+        if isinstance(event, SequenceFailed):
+            raise EngineRefusedError(f"{event.code}: {event.message}")
+    return events
 
 
 def _to_wire(call: VerifyCall, verified: RoundVerified) -> VerifiedTokens:
