@@ -66,6 +66,10 @@ class KvStorage:
             torch.cat([values[start:stop] for start, stop in runs]),
         )
 
+    def view_all(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return views of one layer's whole memory, [num_kv_heads, num_slots, head_dim] each."""
+        return self.data[layer_idx, 0].transpose(0, 1), self.data[layer_idx, 1].transpose(0, 1)
+
     def copy_slots(self, source: SlotIds, destination: SlotIds) -> None:
         """Copy whole tokens in all layers; overlapping ranges are read before being written."""
         if len(source) == 0:
