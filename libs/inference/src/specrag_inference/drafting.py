@@ -51,6 +51,7 @@ def draw_draft_token(
     random: RandomStream,
     drafter_index: int,
     branch_idx: int,
+    depth: int = 0,
     rank: int = 0,
 ) -> DrawnToken:
     """Return the next token of a draft branch.
@@ -63,6 +64,9 @@ def draw_draft_token(
         random: the sequence's random numbers, the same key as the verifier's in COUPLED mode.
         drafter_index: the drafter, as numbered in the request.
         branch_idx: draw order of the branch. In REJECTION mode branches are independent.
+        depth: number of tokens drawn before this one in the branch. Two rounds may draw for one
+            position, and the verifier may have looked at what the first one drew: with the position
+            it tells them apart.
         rank: which best token to take where the choice is not random (temperature 0 or COUPLED);
             0 is the best. Further siblings take further ranks.
 
@@ -83,7 +87,11 @@ def draw_draft_token(
         )
     draft_law = cap_law(law)
     uniform = random.uniform(
-        Purpose.DRAFT, position=position, drafter_index=drafter_index, branch_idx=branch_idx
+        Purpose.DRAFT,
+        position=position,
+        drafter_index=drafter_index,
+        branch_idx=branch_idx,
+        trial=depth,
     )
     token_id = int(draft_law.token_ids[draw(draft_law.probs, uniform)])
     return DrawnToken(token_id=token_id, law=draft_law)
