@@ -11,7 +11,7 @@ from specrag_common.conversation import PromptPassage
 from specrag_common.speculation.randomness import RandomStream, random_key_from_seed
 from specrag_inference.drafting import MAX_LAW_SUPPORT, cap_law
 from specrag_inference.messages import SamplingParams
-from specrag_inference.sampling.processors import compute_law, select_top
+from specrag_inference.sampling.processors import compute_law
 from specrag_inference.verification.coupled import choose_coupled
 
 from bench.merging.traces import (
@@ -181,7 +181,7 @@ def _rank_choices(
     ranked = []
     for position, logits in enumerate(rows):
         if sampling.temperature == 0.0:
-            token_ids = select_top(logits, NUM_RANKS)
+            token_ids = np.sort(np.argpartition(-logits, NUM_RANKS)[:NUM_RANKS])
             scores = logits[token_ids].astype(np.float64)
         else:
             law = cap_law(compute_law(logits, sampling), max_support=MAX_COUPLED_SUPPORT)

@@ -107,7 +107,7 @@ def load_drafter(path: Path) -> DrafterTrace:
         return DrafterTrace(**dict(arrays))
 
 
-def load_questions(folder: Path) -> list[QuestionTrace]:
+def load_traces(folder: Path) -> list[QuestionTrace]:
     """Return every question whose target has answered, with the drafters recorded so far."""
     return [
         QuestionTrace(

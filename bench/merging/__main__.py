@@ -1,0 +1,170 @@
+"""Tokens a round for sets of drafters, replayed from recorded traces.
+
+Usage: python -m bench.merging --data FOLDER --traces FOLDER [--out R.json]
+
+``bench.merging.record`` makes the traces. A round's tokens are the accepted ones and the final one.
+At temperature 0 both verification modes commit the same; at temperature 1 COUPLED is replayed
+exactly, REJECTION by the sequential rule, 16 draws a question.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.merging.configurations import (
+    NUM_REJECTION_DRAWS,
+    Configuration,
+    list_further,
+    list_main,
+    list_with_best,
+)
+from bench.merging.coupled_rounds import Tally
+from bench.merging.traces import Temperature, load_traces
+from bench.question_sets import load_questions
+from bench.results import (
+    BenchResult,
+    ResultRow,
+    at_least,
+    describe_command,
+    describe_machine,
+    write_result,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bench.merging.traces import QuestionTrace
+    from bench.question_sets import ClosedQuestion
+
+AIM = 5.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One configuration over all questions."""
+
+    configuration: Configuration
+    greedy: Tally
+    coupled: Tally
+    rejection: Tally | None
+
+    def describe(self) -> str:
+        """Return a row of the table."""
+        rejection = "    –" if self.rejection is None else f"{self.rejection.tokens_a_round:5.2f}"
+        nodes = self.greedy.num_nodes / self.greedy.num_rounds
+        return (
+            f"{self.configuration.name:68} {self.greedy.tokens_a_round:5.2f}   "
+            f"{self.coupled.tokens_a_round:5.2f}   {rejection}   {nodes:5.1f}"
+        )
+
+
+def measure(
+    configuration: Configuration, pairs: Sequence[tuple[QuestionTrace, ClosedQuestion]]
+) -> Line:
+    """Replay all questions."""
+    greedy, coupled, rejection = Tally(), Tally(), Tally()
+    has_rejection = True
+    for trace, question in pairs:
+        greedy += configuration.replay(trace, question, Temperature.GREEDY)
+        coupled += configuration.replay(trace, question, Temperature.SAMPLED)
+        drawn = configuration.replay_rejection(trace, question)
+        has_rejection = has_rejection and drawn is not None
+        rejection += drawn or Tally()
+    return Line(
+        configuration=configuration,
+        greedy=greedy,
+        coupled=coupled,
+        rejection=rejection if has_rejection else None,
+    )
+
+
+def load_pairs(
+    data: Path, traces: Path, configurations: Sequence[Configuration]
+) -> list[tuple[QuestionTrace, ClosedQuestion]]:
+    """Return the questions for which every drafter of the configurations is recorded."""
+    questions = {one.question_id: one for one in load_questions(data, "hotpotqa", limit=1000)}
+    pairs = [(trace, questions[trace.question_id]) for trace in load_traces(traces)]
+    return [
+        (trace, question)
+        for trace, question in pairs
+        if all(
+            passages in trace.drafters
+            for one in configurations
+            for team in one.list_teams(question)
+            for passages in team
+        )
+    ]
+
+
+def print_table(
+    title: str,
+    configurations: Sequence[Configuration],
+    pairs: Sequence[tuple[QuestionTrace, ClosedQuestion]],
+) -> list[Line]:
+    """Measure in two processes and print."""
+    if not pairs:
+        print(f"{title}: no question is recorded for it")
+        return []
+    num_tokens = sum(len(trace.target.greedy_ids) for trace, _ in pairs)
+    print(f"\n{title}: {len(pairs)} questions, {num_tokens / len(pairs):.0f} answer tokens each")
+    print(f"{'drafters':68} {'T = 0':>5}   {'coup.':>5}   {'rej.':>5}   nodes")
+    with multiprocessing.Pool(2) as pool:
+        lines = pool.map(partial(measure, pairs=pairs), configurations, chunksize=1)
+    for line in lines:
+        print(line.describe())
+    return lines
+
+
+def to_rows(lines: Sequence[Line], *, has_bar: bool) -> list[ResultRow]:
+    """Return the figures; merged sets of draft models have the bar."""
+    rows = []
+    for line in lines:
+        name, tally = line.configuration.name, line.greedy.tokens_a_round
+        if has_bar and line.configuration.is_merged:
+            rows.append(at_least(f"{name}: tokens a round", tally, AIM))
+        else:
+            rows.append(ResultRow(what=f"{name}: tokens a round", value=tally))
+        rows.append(ResultRow(what=f"{name}: coupled, T = 1", value=line.coupled.tokens_a_round))
+        if line.rejection is not None:
+            value = line.rejection.tokens_a_round
+            rows.append(ResultRow(what=f"{name}: rejection, T = 1", value=value))
+    return rows
+
+
+def main() -> None:
+    """Replay and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--traces", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    rows: list[ResultRow] = []
+    num_questions = 0
+    for title, configurations in (
+        ("as asked", list_main()),
+        ("other ways", list_further()),
+        ("the best passages in every subset", list_with_best()),
+    ):
+        pairs = load_pairs(arguments.data, arguments.traces, configurations)
+        num_questions = max(num_questions, len(pairs))
+        rows += to_rows(print_table(title, configurations, pairs), has_bar=title == "as asked")
+    if arguments.out:
+        result = BenchResult(
+            name="merging",
+            rows=tuple(rows),
+            command=describe_command("bench.merging"),
+            conditions=(
+                f"{num_questions} HotpotQA questions of ten passages, gamma 8, REJECTION "
+                f"{NUM_REJECTION_DRAWS} draws; {describe_machine()}"
+            ),
+        )
+        write_result(arguments.out, result)
+
+
+if __name__ == "__main__":
+    main()
