@@ -15,7 +15,8 @@ class EngineConfig:
         max_step_tokens: most tokens of one forward pass; also the largest prefill chunk.
         max_shared_prefill_tokens: most prefill tokens of a pass shared with running sequences.
         max_sequences: most sequences open at once; further ones wait.
-        backend: attention backend, ``sdpa`` or ``dense``.
+        backend: attention backend, ``dense``, ``sdpa`` or ``flex``; ``auto`` is ``flex`` on a GPU
+            and ``sdpa`` on a CPU.
     """
 
     num_blocks: int = 1024
@@ -23,4 +24,4 @@ class EngineConfig:
     max_step_tokens: int = 512
     max_shared_prefill_tokens: int = 128
     max_sequences: int = 64
-    backend: str = "sdpa"
+    backend: str = "auto"

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 
 from specrag_inference.attention.dense import DenseBackend
+from specrag_inference.attention.flex import FlexBackend
 from specrag_inference.attention.sdpa import SdpaBackend
 from specrag_inference.cache.storage import KvStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from numpy.typing import NDArray
 
@@ -28,10 +29,18 @@ UNKNOWN_TOKEN_LOGIT = -1e9
 _MAX_LOGPROB_ROWS = 64
 """Rows whose logits are brought to float32 at once."""
 
-BACKENDS: dict[str, type[DenseBackend | SdpaBackend]] = {
+BACKENDS: dict[str, Callable[[KvStorage], AttentionBackend]] = {
     "dense": DenseBackend,
     "sdpa": SdpaBackend,
+    "flex": FlexBackend,
 }
+
+
+def choose_backend(name: str, device: torch.device) -> str:
+    """Return the backend's name; ``auto`` is ``flex`` on a GPU and ``sdpa`` on a CPU."""
+    if name != "auto":
+        return name
+    return "flex" if device.type == "cuda" else "sdpa"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +114,7 @@ class ModelRunner:
         *,
         num_blocks: int,
         block_size: int,
-        backend: str = "sdpa",
+        backend: str = "auto",
     ) -> None:
         self._module = model.module
         self._device = model.device
@@ -119,7 +128,9 @@ class ModelRunner:
             dtype=model.dtype,
             device=model.device,
         )
-        self._backend: AttentionBackend = BACKENDS[backend](self._storage)
+        self._backend: AttentionBackend = BACKENDS[
+            choose_backend(backend, model.device)
+        ](self._storage)
 
     @torch.inference_mode()
     def execute(self, step: StepInputs) -> LogitRows:
