@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from specrag.v1 import common_pb2 as specrag_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18specrag/v1/drafter.proto\x12\nspecrag.v1\x1a\x17specrag/v1/common.proto\"r\n\x12\x44raftTokensRequest\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x18.specrag.v1.OpenDraftingH\x00\x12\'\n\x05round\x18\x02 \x01(\x0b\x32\x16.specrag.v1.DraftRoundH\x00\x42\t\n\x07message\"{\n\x13\x44raftTokensResponse\x12*\n\x05ready\x18\x01 \x01(\x0b\x32\x19.specrag.v1.DraftingReadyH\x00\x12-\n\x08proposal\x18\x02 \x01(\x0b\x32\x19.specrag.v1.TokenProposalH\x00\x42\t\n\x07message\"\xc0\x02\n\x0cOpenDrafting\x12\x11\n\tanswer_id\x18\x01 \x01(\t\x12\x15\n\rdrafter_index\x18\x02 \x01(\x05\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\"\n\x06prompt\x18\x04 \x01(\x0b\x32\x12.specrag.v1.Prompt\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.specrag.v1.SamplingParams\x12*\n\x04mode\x18\x06 \x01(\x0e\x32\x1c.specrag.v1.VerificationMode\x12\x12\n\nrandom_key\x18\x07 \x01(\x0c\x12(\n\x07sources\x18\x08 \x03(\x0e\x32\x17.specrag.v1.DraftSource\x12\x1b\n\x13\x63ommitted_token_ids\x18\t \x01(\x0c\x12\x1d\n\x15tokenizer_fingerprint\x18\n \x01(\t\"\\\n\rDraftingReady\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\x05\x12\x15\n\rkept_passages\x18\x03 \x03(\x05\"q\n\nDraftRound\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.specrag.v1.RoundKey\x12\x1b\n\x13\x63ommitted_token_ids\x18\x02 \x01(\x0c\x12\r\n\x05gamma\x18\x03 \x01(\x05\x12\x14\n\x0cnum_branches\x18\x04 \x01(\x05\"\xa3\x01\n\rTokenProposal\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.specrag.v1.RoundKey\x12)\n\x08\x62ranches\x18\x02 \x03(\x0b\x32\x17.specrag.v1.DraftBranch\x12-\n\x0csibling_kind\x18\x03 \x01(\x0e\x32\x17.specrag.v1.SiblingKind\x12\x15\n\rdraft_time_us\x18\x04 \x01(\x03\"m\n\x0b\x44raftBranch\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\'\n\x06source\x18\x02 \x01(\x0e\x32\x17.specrag.v1.DraftSource\x12\"\n\x04laws\x18\x03 \x03(\x0b\x32\x14.specrag.v1.DraftLaw\",\n\x08\x44raftLaw\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\r\n\x05probs\x18\x02 \x01(\x0c\"#\n!DrafterServiceGetModelInfoRequest\"J\n\"DrafterServiceGetModelInfoResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.specrag.v1.ModelInfo*g\n\x0bSiblingKind\x12\x1c\n\x18SIBLING_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10SIBLING_KIND_IID\x10\x01\x12$\n SIBLING_KIND_WITHOUT_REPLACEMENT\x10\x02\x32\xd3\x01\n\x0e\x44rafterService\x12R\n\x0b\x44raftTokens\x12\x1e.specrag.v1.DraftTokensRequest\x1a\x1f.specrag.v1.DraftTokensResponse(\x01\x30\x01\x12m\n\x0cGetModelInfo\x12-.specrag.v1.DrafterServiceGetModelInfoRequest\x1a..specrag.v1.DrafterServiceGetModelInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18specrag/v1/drafter.proto\x12\nspecrag.v1\x1a\x17specrag/v1/common.proto\"r\n\x12\x44raftTokensRequest\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x18.specrag.v1.OpenDraftingH\x00\x12\'\n\x05round\x18\x02 \x01(\x0b\x32\x16.specrag.v1.DraftRoundH\x00\x42\t\n\x07message\"{\n\x13\x44raftTokensResponse\x12*\n\x05ready\x18\x01 \x01(\x0b\x32\x19.specrag.v1.DraftingReadyH\x00\x12-\n\x08proposal\x18\x02 \x01(\x0b\x32\x19.specrag.v1.TokenProposalH\x00\x42\t\n\x07message\"\xc0\x02\n\x0cOpenDrafting\x12\x11\n\tanswer_id\x18\x01 \x01(\t\x12\x15\n\rdrafter_index\x18\x02 \x01(\x05\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\"\n\x06prompt\x18\x04 \x01(\x0b\x32\x12.specrag.v1.Prompt\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.specrag.v1.SamplingParams\x12*\n\x04mode\x18\x06 \x01(\x0e\x32\x1c.specrag.v1.VerificationMode\x12\x12\n\nrandom_key\x18\x07 \x01(\x0c\x12(\n\x07sources\x18\x08 \x03(\x0e\x32\x17.specrag.v1.DraftSource\x12\x1b\n\x13\x63ommitted_token_ids\x18\t \x01(\x0c\x12\x1d\n\x15tokenizer_fingerprint\x18\n \x01(\t\"\\\n\rDraftingReady\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\x05\x12\x15\n\rkept_passages\x18\x03 \x03(\x05\"\xa3\x01\n\nDraftRound\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.specrag.v1.RoundKey\x12\x1b\n\x13\x63ommitted_token_ids\x18\x02 \x01(\x0c\x12\r\n\x05gamma\x18\x03 \x01(\x05\x12\x14\n\x0cnum_branches\x18\x04 \x01(\x05\x12\x1c\n\x0fmin_probability\x18\x05 \x01(\x02H\x00\x88\x01\x01\x42\x12\n\x10_min_probability\"\xa3\x01\n\rTokenProposal\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.specrag.v1.RoundKey\x12)\n\x08\x62ranches\x18\x02 \x03(\x0b\x32\x17.specrag.v1.DraftBranch\x12-\n\x0csibling_kind\x18\x03 \x01(\x0e\x32\x17.specrag.v1.SiblingKind\x12\x15\n\rdraft_time_us\x18\x04 \x01(\x03\"m\n\x0b\x44raftBranch\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\'\n\x06source\x18\x02 \x01(\x0e\x32\x17.specrag.v1.DraftSource\x12\"\n\x04laws\x18\x03 \x03(\x0b\x32\x14.specrag.v1.DraftLaw\",\n\x08\x44raftLaw\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\r\n\x05probs\x18\x02 \x01(\x0c\"#\n!DrafterServiceGetModelInfoRequest\"J\n\"DrafterServiceGetModelInfoResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.specrag.v1.ModelInfo*g\n\x0bSiblingKind\x12\x1c\n\x18SIBLING_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10SIBLING_KIND_IID\x10\x01\x12$\n SIBLING_KIND_WITHOUT_REPLACEMENT\x10\x02\x32\xd3\x01\n\x0e\x44rafterService\x12R\n\x0b\x44raftTokens\x12\x1e.specrag.v1.DraftTokensRequest\x1a\x1f.specrag.v1.DraftTokensResponse(\x01\x30\x01\x12m\n\x0cGetModelInfo\x12-.specrag.v1.DrafterServiceGetModelInfoRequest\x1a..specrag.v1.DrafterServiceGetModelInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specrag.v1.drafter_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SIBLINGKIND']._serialized_start=1274
-  _globals['_SIBLINGKIND']._serialized_end=1377
+  _globals['_SIBLINGKIND']._serialized_start=1325
+  _globals['_SIBLINGKIND']._serialized_end=1428
   _globals['_DRAFTTOKENSREQUEST']._serialized_start=65
   _globals['_DRAFTTOKENSREQUEST']._serialized_end=179
   _globals['_DRAFTTOKENSRESPONSE']._serialized_start=181
@@ -42,18 +42,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENDRAFTING']._serialized_end=627
   _globals['_DRAFTINGREADY']._serialized_start=629
   _globals['_DRAFTINGREADY']._serialized_end=721
-  _globals['_DRAFTROUND']._serialized_start=723
-  _globals['_DRAFTROUND']._serialized_end=836
-  _globals['_TOKENPROPOSAL']._serialized_start=839
-  _globals['_TOKENPROPOSAL']._serialized_end=1002
-  _globals['_DRAFTBRANCH']._serialized_start=1004
-  _globals['_DRAFTBRANCH']._serialized_end=1113
-  _globals['_DRAFTLAW']._serialized_start=1115
-  _globals['_DRAFTLAW']._serialized_end=1159
-  _globals['_DRAFTERSERVICEGETMODELINFOREQUEST']._serialized_start=1161
-  _globals['_DRAFTERSERVICEGETMODELINFOREQUEST']._serialized_end=1196
-  _globals['_DRAFTERSERVICEGETMODELINFORESPONSE']._serialized_start=1198
-  _globals['_DRAFTERSERVICEGETMODELINFORESPONSE']._serialized_end=1272
-  _globals['_DRAFTERSERVICE']._serialized_start=1380
-  _globals['_DRAFTERSERVICE']._serialized_end=1591
+  _globals['_DRAFTROUND']._serialized_start=724
+  _globals['_DRAFTROUND']._serialized_end=887
+  _globals['_TOKENPROPOSAL']._serialized_start=890
+  _globals['_TOKENPROPOSAL']._serialized_end=1053
+  _globals['_DRAFTBRANCH']._serialized_start=1055
+  _globals['_DRAFTBRANCH']._serialized_end=1164
+  _globals['_DRAFTLAW']._serialized_start=1166
+  _globals['_DRAFTLAW']._serialized_end=1210
+  _globals['_DRAFTERSERVICEGETMODELINFOREQUEST']._serialized_start=1212
+  _globals['_DRAFTERSERVICEGETMODELINFOREQUEST']._serialized_end=1247
+  _globals['_DRAFTERSERVICEGETMODELINFORESPONSE']._serialized_start=1249
+  _globals['_DRAFTERSERVICEGETMODELINFORESPONSE']._serialized_end=1323
+  _globals['_DRAFTERSERVICE']._serialized_start=1431
+  _globals['_DRAFTERSERVICE']._serialized_end=1642
 # @@protoc_insertion_point(module_scope)

@@ -220,12 +220,17 @@ class DraftRound(_message.Message):
     COMMITTED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     GAMMA_FIELD_NUMBER: _builtins.int
     NUM_BRANCHES_FIELD_NUMBER: _builtins.int
+    MIN_PROBABILITY_FIELD_NUMBER: _builtins.int
     committed_token_ids: _builtins.bytes
     """int32 little-endian ids committed since the previous round, the final token included."""
     gamma: _builtins.int
     """Tokens a branch, 0 (only ingest) to 64."""
     num_branches: _builtins.int
     """Branches a source, 1 to 8."""
+    min_probability: _builtins.float
+    """A suffix source proposes no token that it believes to be reached with less, above 0 to 1.
+    Absent: 0.06. Other sources draw without looking.
+    """
     @_builtins.property
     def key(self) -> _common_pb2.RoundKey:
         """Names the round; committed_length counts the tokens below too."""
@@ -237,12 +242,15 @@ class DraftRound(_message.Message):
         committed_token_ids: _builtins.bytes = ...,
         gamma: _builtins.int = ...,
         num_branches: _builtins.int = ...,
+        min_probability: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_probability", b"_min_probability", "key", b"key", "min_probability", b"min_probability"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_token_ids", b"committed_token_ids", "gamma", b"gamma", "key", b"key", "num_branches", b"num_branches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_probability", b"_min_probability", "committed_token_ids", b"committed_token_ids", "gamma", b"gamma", "key", b"key", "min_probability", b"min_probability", "num_branches", b"num_branches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__min_probability: _TypeAlias = _typing.Literal["min_probability"]  # noqa: Y015
+    _WhichOneofArgType__min_probability: _TypeAlias = _typing.Literal["_min_probability", b"_min_probability"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_probability) -> _WhichOneofReturnType__min_probability | None: ...
 
 Global___DraftRound: _TypeAlias = DraftRound  # noqa: Y015
 

@@ -330,6 +330,8 @@ class TokensVerified(_message.Message):
     FORWARD_TIME_US_FIELD_NUMBER: _builtins.int
     LAST_OF_ROUND_FIELD_NUMBER: _builtins.int
     TOP_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_PASS_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_PASS_SEQUENCES_FIELD_NUMBER: _builtins.int
     token_ids: _builtins.bytes
     """int32 little-endian committed ids: accepted ones, then the final one."""
     logprobs: _builtins.bytes
@@ -348,6 +350,10 @@ class TokensVerified(_message.Message):
     """Time of the forward pass."""
     last_of_round: _builtins.bool
     """False while free-run tokens of this round follow."""
+    num_pass_tokens: _builtins.int
+    """Tokens that took part in the forward pass, those of other answers included; 0: not known."""
+    num_pass_sequences: _builtins.int
+    """Sequences that shared the forward pass, this one included; 0: not known."""
     @_builtins.property
     def key(self) -> _common_pb2.RoundKey:
         """Copied from the round."""
@@ -371,10 +377,12 @@ class TokensVerified(_message.Message):
         forward_time_us: _builtins.int = ...,
         last_of_round: _builtins.bool = ...,
         top_tokens: _abc.Iterable[Global___TopTokens] | None = ...,
+        num_pass_tokens: _builtins.int = ...,
+        num_pass_sequences: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_text_length", b"_stop_text_length", "key", b"key", "stop_text_length", b"stop_text_length"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_text_length", b"_stop_text_length", "accepted_node_idx", b"accepted_node_idx", "finish_reason", b"finish_reason", "forward_time_us", b"forward_time_us", "has_bonus", b"has_bonus", "key", b"key", "last_of_round", b"last_of_round", "logprobs", b"logprobs", "stop_text_length", b"stop_text_length", "token_ids", b"token_ids", "top_tokens", b"top_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_text_length", b"_stop_text_length", "accepted_node_idx", b"accepted_node_idx", "finish_reason", b"finish_reason", "forward_time_us", b"forward_time_us", "has_bonus", b"has_bonus", "key", b"key", "last_of_round", b"last_of_round", "logprobs", b"logprobs", "num_pass_sequences", b"num_pass_sequences", "num_pass_tokens", b"num_pass_tokens", "stop_text_length", b"stop_text_length", "token_ids", b"token_ids", "top_tokens", b"top_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop_text_length: _TypeAlias = _typing.Literal["stop_text_length"]  # noqa: Y015
     _WhichOneofArgType__stop_text_length: _TypeAlias = _typing.Literal["_stop_text_length", b"_stop_text_length"]  # noqa: Y015
