@@ -62,11 +62,11 @@ class SuffixAutomaton:
         """Length of the text."""
         return self._num_tokens
 
-    def extend(self, token_ids: Iterable[int]) -> None:
-        """Append ``token_ids`` to the text."""
+    def extend(self, token_ids: Iterable[int], *, weight: int = 1) -> None:
+        """Append ``token_ids`` to the text; each counts as ``weight`` occurrences."""
         for token_id in token_ids:
             self._append_state(token_id, clone_counts=True)
-            self._count_occurrence()
+            self._count_occurrence(weight)
 
     def get_match(self) -> SuffixMatch:
         """Return the longest suffix of the text that occurs earlier in it."""
@@ -86,7 +86,7 @@ class SuffixAutomaton:
         return self._length[state]
 
     def get_count(self, state: int) -> int:
-        """Return how often the substrings of ``state`` occur in the text."""
+        """Return how often the substrings of ``state`` occur in the text, by weight."""
         return self._count[state]
 
     def get_last_end(self, state: int) -> int:
@@ -141,12 +141,13 @@ class SuffixAutomaton:
             self._count[link] += self._count[state]
             self._last_end[link] = max(self._last_end[link], self._last_end[state])
 
-    def _count_occurrence(self) -> None:
-        """Count the new end position at every suffix that was there before."""
+    def _count_occurrence(self, weight: int) -> None:
+        """Count the new end position at every suffix of the text."""
+        self._count[self._last] = weight
         state = self._link[self._last]
         for _ in range(_MAX_COUNTED_LINKS):
             if state == -1:
                 return
-            self._count[state] += 1
+            self._count[state] += weight
             self._last_end[state] = self._num_tokens - 1
             state = self._link[state]
