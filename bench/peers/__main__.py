@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -126,6 +128,7 @@ def measure_all(
 
 def main() -> None:
     """Start the peers, measure, print the table."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # a halted peer would stay for ever
     arguments = parse_arguments()
     prompts = make_prompts(arguments)
     lineup = build_lineup(arguments)

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from specrag_common.speculation.step_costs import StepCosts
 from specrag_inference.engine import Engine, EngineConfig
-from specrag_inference.models.loading import DtypeName, load_model, load_tokenizer
+from specrag_inference.models.loading import load_model, load_tokenizer
 
 from bench.peers.child import Answer, serve
 from bench.peers.single_process import answer_alone, answer_jointly
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from specrag_inference.plan import DtypeName
 
 NUM_BLOCKS = 1024
 
