@@ -20,6 +20,9 @@ from specrag_client.events import (
     Retract,
     RetrievalDone,
     Speculative,
+    TokenLogprob,
+    TokenLogprobs,
+    TopLogprob,
     VerificationMode,
 )
 
@@ -40,5 +43,8 @@ __all__ = [
     "RetrievalDone",
     "SpecragClient",
     "Speculative",
+    "TokenLogprob",
+    "TokenLogprobs",
+    "TopLogprob",
     "VerificationMode",
 ]

@@ -10,7 +10,7 @@ from specrag.v1 import common_pb2, rag_pb2, rag_pb2_grpc
 from specrag_common.runtime.client_calls import cancelling
 from specrag_common.runtime.errors import DataLoss
 
-from specrag_client.answer_text import AnswerText
+from specrag_client.answer_text import AnswerText, ReplayError
 from specrag_client.connection import ServiceConnection
 from specrag_client.convert import WIRE_MODES, WIRE_POLICIES, to_event
 from specrag_client.events import (
@@ -19,12 +19,14 @@ from specrag_client.events import (
     Finished,
     Policy,
     RetrievalDone,
+    TokenLogprob,
+    TokenLogprobs,
     VerificationMode,
 )
 from specrag_client.sessions import Session, SessionPage, SessionTurns, to_session, to_turn
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Mapping
 
     from specrag_client.events import AnswerEvent
 
@@ -45,8 +47,16 @@ class AnswerOptions:
         temperature: 0 (greedy) to 2.
         top_p: over 0 to 1.
         top_k: 0 (off) or more.
+        min_p: 0 (off) to 1 of the most likely token's probability; less likely ones are ruled out.
+        repetition_penalty: 0.1 to 10; over 1 discourages tokens of prompt and answer.
+        presence_penalty: -2 to 2; over 0 discourages tokens of the answer.
+        frequency_penalty: -2 to 2; over 0 discourages tokens the more often the answer has them.
+        logit_bias: token id to what is added to its logit, -100 to 100.
         max_tokens: 1 to 4096.
+        min_tokens: tokens before the answer may end by itself, 0 to ``max_tokens``.
         stop: up to 8 strings; the answer ends before the first found.
+        num_top_logprobs: 0 to 20: report log-probabilities of the answer's tokens, and of so many
+            likely ones in place of each.
         seed: same seed, same request: same tokens.
         num_passages: passages to read, 1 to 30.
         num_drafters: drafters to use, 1 to 16.
@@ -63,8 +73,15 @@ class AnswerOptions:
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     max_tokens: int | None = None
+    min_tokens: int | None = None
     stop: tuple[str, ...] = field(default=())
+    num_top_logprobs: int | None = None
     seed: int | None = None
     num_passages: int | None = None
     num_drafters: int | None = None
@@ -180,6 +197,7 @@ class AnswerCollector:
         self._text = AnswerText()
         self._retrieval: RetrievalDone | None = None
         self._citations: list[Citation] = []
+        self._logprobs: list[TokenLogprob] = []
         self._finished: Finished | None = None
 
     def add(self, event: AnswerEvent) -> None:
@@ -193,6 +211,8 @@ class AnswerCollector:
                 self._retrieval = event
             case Citation():
                 self._citations.append(event)
+            case TokenLogprobs():
+                self._take_logprobs(event)
             case Finished():
                 self._finished = event
             case _:
@@ -208,11 +228,24 @@ class AnswerCollector:
             raise DataLoss("the stream of events ended before the answer was finished")
         if self._text.committed != self._finished.answer:
             raise DataLoss("the streamed text differs from the answer the service reports")
+        if self._logprobs:
+            ids = tuple(token.token_id for token in self._logprobs)
+            if ids != self._finished.token_ids:
+                raise DataLoss("log-probabilities were sent for other tokens than the answer's")
         return AnswerResult(
             finished=self._finished,
             retrieval=self._retrieval,
             citations=tuple(self._citations),
+            logprobs=tuple(self._logprobs),
         )
+
+    def _take_logprobs(self, event: TokenLogprobs) -> None:
+        if event.first_token != len(self._logprobs):
+            raise ReplayError(
+                f"log-probabilities of token {event.first_token} follow those of "
+                f"{len(self._logprobs)} tokens"
+            )
+        self._logprobs += event.tokens
 
 
 def answer_request(
@@ -230,8 +263,15 @@ def answer_request(
             temperature=options.temperature,
             top_p=options.top_p,
             top_k=options.top_k,
+            min_p=options.min_p,
+            repetition_penalty=options.repetition_penalty,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            logit_bias=options.logit_bias,
             max_tokens=options.max_tokens,
+            min_tokens=options.min_tokens,
             stop=options.stop,
+            num_top_logprobs=options.num_top_logprobs,
         ),
         seed=options.seed,
         num_passages=options.num_passages,

@@ -54,6 +54,8 @@ def to_event(wire: rag_pb2.AnswerEvent) -> events.AnswerEvent | None:
         case "commit":
             commit = wire.commit
             event = events.Commit(seq=wire.seq, to_offset=commit.to_offset, text=commit.text)
+        case "token_logprobs":
+            event = _token_logprobs(wire.seq, wire.token_logprobs)
         case "citation":
             event = to_citation(wire.citation, seq=wire.seq)
         case "finished":
@@ -107,6 +109,25 @@ def _retrieval(seq: int, wire: rag_pb2.RetrievalDone) -> events.RetrievalDone:
         num_dropped_turns=wire.num_dropped_turns,
         answer_id=wire.answer_id,
         trace_id=wire.trace_id,
+    )
+
+
+def _token_logprobs(seq: int, wire: rag_pb2.TokenLogprobs) -> events.TokenLogprobs:
+    return events.TokenLogprobs(
+        seq=seq,
+        first_token=wire.first_token,
+        tokens=tuple(
+            events.TokenLogprob(
+                token_id=token.token_id,
+                text=token.text,
+                logprob=token.logprob,
+                top=tuple(
+                    events.TopLogprob(token_id=one.token_id, text=one.text, logprob=one.logprob)
+                    for one in token.top
+                ),
+            )
+            for token in wire.tokens
+        ),
     )
 
 

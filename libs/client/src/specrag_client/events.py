@@ -154,6 +154,42 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TopLogprob:
+    """A token that might have stood somewhere, alone as text, with its log-probability."""
+
+    token_id: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """A token of the answer.
+
+    Attributes:
+        token_id: its id under the target's tokenizer.
+        text: the token alone; U+FFFD stands for parts of a code point.
+        logprob: natural log of its probability under the target's processed law; at temperature 0
+            of that of temperature 1.
+        top: the most likely tokens in its place, best first.
+    """
+
+    token_id: int
+    text: str
+    logprob: float
+    top: tuple[TopLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Log-probabilities of tokens that stand; the first is token ``first_token`` of the answer."""
+
+    seq: int
+    first_token: int
+    tokens: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Citation:
     """A part of the answer rests on a passage.
 
@@ -219,16 +255,26 @@ class Finished:
     random_key: str
 
 
-AnswerEvent: TypeAlias = RetrievalDone | Speculative | Retract | Commit | Citation | Finished
+AnswerEvent: TypeAlias = (
+    RetrievalDone | Speculative | Retract | Commit | TokenLogprobs | Citation | Finished
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerResult:
-    """A whole answer: its end, and the passages and citations that came before."""
+    """A whole answer: its end, and what came before.
+
+    Attributes:
+        finished: the end.
+        retrieval: the passages.
+        citations: in answer order.
+        logprobs: one entry for each of ``finished.token_ids``; empty unless asked for.
+    """
 
     finished: Finished
     retrieval: RetrievalDone
     citations: tuple[Citation, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
     def answer(self) -> str:

@@ -1,7 +1,7 @@
 """The JSON that the command line prints; its keys are a public contract.
 
 :func:`answer_object` is what ``ask --json`` prints, :func:`event_object` one line of
-``ask --events``. Float values are rounded to what can be meant: 3 places.
+``ask --events``. Times and shares are rounded to what can be meant: 3 places.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def answer_object(result: events.AnswerResult) -> dict[str, Any]:
         "session_id": finished.session_id or None,
         "answer_id": finished.answer_id,
         "trace_id": finished.trace_id,
+        **({"logprobs": [asdict(one) for one in result.logprobs]} if result.logprobs else {}),
     }
 
 
@@ -63,6 +64,9 @@ def event_object(event: events.AnswerEvent) -> dict[str, Any]:
         case events.RetrievalDone():
             fields = asdict(event)
             kind = "retrieval"
+        case events.TokenLogprobs():
+            fields = asdict(event)
+            kind = "token_logprobs"
         case events.Citation():
             fields = asdict(event) | {"support": round(event.support, 3)}
             kind = "citation"

@@ -31,9 +31,16 @@ def to_engine_sampling(options: SamplingOptions, eos_token_ids: Iterable[int]) -
         temperature=options.temperature,
         top_p=options.top_p,
         top_k=options.top_k,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        logit_bias=options.logit_bias,
         max_tokens=options.max_tokens,
+        min_tokens=options.min_tokens,
         stop=options.stop,
         stop_token_ids=frozenset(eos_token_ids),
+        num_top_logprobs=options.num_top_logprobs,
     )
 
 

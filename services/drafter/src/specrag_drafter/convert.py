@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specrag_common.runtime.errors import FailedPrecondition, InvalidRequest
+from specrag_common.speculation.suffix_drafter import DEFAULT_MIN_PROBABILITY
 from specrag_common.wire.arrays import decode_token_ids
 from specrag_common.wire.conversations import decode_conversation
 from specrag_common.wire.proposals import MAX_BRANCHES_PER_SOURCE, MAX_GAMMA, decode_source
@@ -55,12 +56,21 @@ class DraftingOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRoundOrder:
-    """What was committed, and how much to propose."""
+    """What was committed, and how much to propose.
+
+    Attributes:
+        key: the round.
+        committed_token_ids: tokens committed since the previous round.
+        gamma: most tokens a branch.
+        num_branches: most branches a source.
+        min_probability: a suffix source's tokens are reached with at least this.
+    """
 
     key: RoundKey
     committed_token_ids: tuple[int, ...]
     gamma: int
     num_branches: int
+    min_probability: float = DEFAULT_MIN_PROBABILITY
 
 
 def decode_order(message: drafter_pb2.OpenDrafting, tokenizer: ChatTokenizer) -> DraftingOrder:
@@ -85,7 +95,9 @@ def decode_order(message: drafter_pb2.OpenDrafting, tokenizer: ChatTokenizer) ->
         drafter_index=message.drafter_index,
         tenant=message.tenant,
         conversation=decode_conversation(message.prompt, "open.prompt"),
-        sampling=decode_sampling(message.sampling, "open.sampling"),
+        sampling=decode_sampling(
+            message.sampling, "open.sampling", vocab_size=tokenizer.vocab_size
+        ),
         mode=decode_mode(message.mode, "open.mode"),
         random_key=check_random_key(message.random_key, "open.random_key"),
         sources=tuple(dict.fromkeys(sources)),
@@ -106,6 +118,11 @@ def decode_round(message: drafter_pb2.DraftRound, *, vocab_size: int) -> DraftRo
             "round.num_branches",
             f"{message.num_branches} is outside 1 to {MAX_BRANCHES_PER_SOURCE}",
         )
+    min_probability = DEFAULT_MIN_PROBABILITY
+    if message.HasField("min_probability"):
+        min_probability = message.min_probability
+        if not 0.0 < min_probability <= 1.0:
+            raise InvalidRequest("round.min_probability", f"{min_probability} is outside (0, 1]")
     committed = decode_token_ids(
         message.committed_token_ids, "round.committed_token_ids", vocab_size=vocab_size
     )
@@ -114,6 +131,7 @@ def decode_round(message: drafter_pb2.DraftRound, *, vocab_size: int) -> DraftRo
         committed_token_ids=tuple(committed.tolist()),
         gamma=message.gamma,
         num_branches=message.num_branches,
+        min_probability=min_probability,
     )
 
 

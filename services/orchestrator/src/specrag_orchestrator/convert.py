@@ -10,7 +10,7 @@ from specrag_common.wire.arrays import encode_int32
 from specrag_common.wire.sampling import encode_mode
 from specrag_common.wire.verified import AnswerEnd, encode_end
 
-from specrag_orchestrator.answering.events import Finished, RetrievalDone
+from specrag_orchestrator.answering.events import Finished, RetrievalDone, TokenLogprobs
 from specrag_orchestrator.answering.transcript import Commit, Retract, Speculative
 from specrag_orchestrator.answering.turns import restore_citations
 from specrag_orchestrator.citations import Citation, CitationMethod
@@ -51,6 +51,8 @@ def encode_event(event: AnswerEvent, seq: int) -> rag_pb2.AnswerResponse:
         case Commit(to_offset=to_offset, text=text):
             message.commit.to_offset = to_offset
             message.commit.text = text
+        case TokenLogprobs():
+            message.token_logprobs.CopyFrom(_encode_logprobs(event))
         case Citation():
             message.citation.CopyFrom(encode_citation(event))
         case Finished():
@@ -126,6 +128,24 @@ def _encode_passage(passage: SourcePassage) -> common_pb2.Passage:
         score=passage.score,
         number=passage.number,
         metadata=dict(passage.metadata),
+    )
+
+
+def _encode_logprobs(event: TokenLogprobs) -> rag_pb2.TokenLogprobs:
+    return rag_pb2.TokenLogprobs(
+        first_token=event.first_token,
+        tokens=[
+            rag_pb2.TokenLogprob(
+                token_id=token.token_id,
+                text=token.text,
+                logprob=token.logprob,
+                top=[
+                    rag_pb2.TopLogprob(token_id=one.token_id, text=one.text, logprob=one.logprob)
+                    for one in token.top
+                ],
+            )
+            for token in event.tokens
+        ],
     )
 
 

@@ -12,7 +12,7 @@ from specrag_common.wire.conversations import decode_conversation
 from specrag_common.wire.rounds import RoundKey, check_answer_id, decode_round_key
 from specrag_common.wire.sampling import check_random_key, decode_mode, decode_sampling
 from specrag_common.wire.trees import decode_tree
-from specrag_common.wire.verified import AnswerEnd, VerifiedTokens
+from specrag_common.wire.verified import AnswerEnd, TopTokens, VerifiedTokens
 from specrag_inference.messages import FinishReason
 from specrag_serving.convert import check_tenant
 
@@ -74,7 +74,7 @@ def decode_order(message: verifier_pb2.OpenVerification, *, vocab_size: int) -> 
     """
     check_answer_id(message.answer_id, "open.answer_id")
     check_tenant(message.tenant, "open.tenant")
-    sampling = decode_sampling(message.sampling, "open.sampling")
+    sampling = decode_sampling(message.sampling, "open.sampling", vocab_size=vocab_size)
     committed = decode_token_ids(
         message.committed_token_ids, "open.committed_token_ids", vocab_size=vocab_size
     )
@@ -144,4 +144,20 @@ def to_verified(key: RoundKey, event: RoundVerified) -> VerifiedTokens:
         stop_text_length=event.stop_text_length,
         forward_time_us=round(event.forward_s * 1e6),
         is_last_of_round=event.last,
+        num_pass_tokens=event.load.num_tokens,
+        num_pass_sequences=event.load.num_sequences,
+        top_tokens=_to_top_tokens(event),
+    )
+
+
+def _to_top_tokens(event: RoundVerified) -> tuple[TopTokens, ...]:
+    """Return the likeliest tokens in place of each one; nothing when nobody asked for them."""
+    if not any(token.top_logprobs for token in event.tokens):
+        return ()
+    return tuple(
+        TopTokens(
+            token_ids=tuple(one.token_id for one in token.top_logprobs),
+            logprobs=tuple(one.logprob for one in token.top_logprobs),
+        )
+        for token in event.tokens
     )

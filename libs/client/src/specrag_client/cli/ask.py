@@ -10,7 +10,6 @@ import click
 
 from specrag_client.cli.answer_views import AnswerView, make_view
 from specrag_client.cli.parameters import (
-    FiniteRange,
     TextType,
     collection_option,
     json_option,
@@ -18,6 +17,7 @@ from specrag_client.cli.parameters import (
     tenant_option,
 )
 from specrag_client.cli.running import run_async
+from specrag_client.cli.sampling_options import read_sampling, sampling_options
 from specrag_client.cli.target import orchestrator_address
 from specrag_client.client import AnswerOptions, SpecragClient
 from specrag_client.events import Policy, VerificationMode
@@ -34,18 +34,12 @@ _POLICIES: Final = (Policy.JOINT.value, Policy.TARGET_ONLY.value)
 @collection_option
 @click.option("--policy", type=click.Choice(_POLICIES), help="How the answer comes about.")
 @click.option("--session", type=TextType(), help="Session to continue or begin.")
-@click.option("--temperature", type=FiniteRange(0, 2), help="0 (greedy, default) to 2.")
-@click.option("--top-p", type=FiniteRange(0, 1, min_open=True), help="Over 0 to 1 (default: all).")
-@click.option("--top-k", type=click.IntRange(0, 2**31 - 1), help="Tokens kept; 0 keeps all.")
+@sampling_options
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Same seed: same tokens.")
 @click.option(
     "--mode",
     type=click.Choice((VerificationMode.REJECTION.value, VerificationMode.COUPLED.value)),
     help="How the target verifies; by default coupled with a seed, else rejection.",
-)
-@click.option("--max-tokens", type=click.IntRange(1, 4096), help="Longest answer in tokens.")
-@click.option(
-    "--stop", type=TextType(), multiple=True, help=r"End before this text; \n is a line end."
 )
 @click.option("--passages", type=click.IntRange(1, 30), help="Passages to read.")
 @click.option("--drafters", type=click.IntRange(1, 16), help="Drafters to use.")
@@ -74,6 +68,8 @@ def ask(
         )
     if as_json and as_events:
         raise click.UsageError("give --json or --events, not both")
+    if choices["logprobs"] is not None and not (as_json or as_events):
+        raise click.UsageError("--logprobs needs --json or --events to be shown")
     address = orchestrator_address(directory, endpoint)
     view = make_view(as_json=as_json, as_events=as_events, stdout=sys.stdout)
     run_async(_show_answer(address, question, collection, _options(choices), view))
@@ -86,11 +82,7 @@ def _options(choices: dict[str, Any]) -> AnswerOptions:
         session_id=choices["session"] or "",
         policy=Policy.UNSPECIFIED if policy is None else Policy(policy),
         mode=VerificationMode.UNSPECIFIED if mode is None else VerificationMode(mode),
-        temperature=choices["temperature"],
-        top_p=choices["top_p"],
-        top_k=choices["top_k"],
-        max_tokens=choices["max_tokens"],
-        stop=tuple(stop.replace("\\n", "\n") for stop in choices["stop"]),
+        **read_sampling(choices),
         seed=choices["seed"],
         num_passages=choices["passages"],
         num_drafters=choices["drafters"],

@@ -13,6 +13,7 @@ import click
 from specrag_client.addresses import AddressError, parse_address
 
 DEFAULT_DIRECTORY: Final = Path(".specrag")
+MAX_TOKEN_ID: Final = 2**31 - 1
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -93,6 +94,23 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number", param, ctx)
         return number
+
+
+class TokenBiasType(click.ParamType[tuple[int, float]]):
+    """``ID=VALUE``: a token id and what is added to its logit."""
+
+    name = "id=value"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, float]:
+        """Return id and value."""
+        token_id, separator, bias = str(value).partition("=")
+        if not (separator and token_id.isascii() and token_id.isdigit()):
+            self.fail(f"{value!r} is not ID=VALUE with a token id", param, ctx)
+        if int(token_id) > MAX_TOKEN_ID:
+            self.fail(f"token id {token_id} is above {MAX_TOKEN_ID}", param, ctx)
+        return int(token_id), FiniteRange(-100, 100).convert(bias, param, ctx)
 
 
 def with_directory(command: str, directory: Path) -> str:

@@ -14,6 +14,7 @@ from specrag_common.runtime.telemetry import current_trace_id, span
 from specrag_common.sessions.model import SessionKey
 from specrag_common.speculation.length import LengthState
 from specrag_common.speculation.randomness import new_random_key, random_key_from_seed
+from specrag_common.wire.sampling import check_biased_tokens
 
 from specrag_orchestrator.answering.decoding import DecodingTask, decode_answer
 from specrag_orchestrator.answering.events import Degradation, Finished
@@ -136,6 +137,7 @@ class Answer:
             self._find_passages(session),
             self._resources.drafters.settle(self._resources.tuning.connect_s),
         )
+        check_biased_tokens(self._question.sampling, model.info.vocab_size)
         self._fingerprint = model.fingerprint
         num_skipped_turns: int | None = None
         while True:

@@ -68,6 +68,40 @@ class TokenUsage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TopLogprob:
+    """A token that might have stood somewhere, as text, with its natural log-probability."""
+
+    token_id: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """A token of the answer.
+
+    Attributes:
+        token_id: the token.
+        text: the token alone as text.
+        logprob: natural log of its probability; see the contract for temperature 0.
+        top: the most likely tokens in its place, best first.
+    """
+
+    token_id: int
+    text: str
+    logprob: float
+    top: tuple[TopLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Log-probabilities of committed tokens; the first is token ``first_token`` of the answer."""
+
+    first_token: int
+    tokens: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """The end of an answer; nothing follows.
 
@@ -100,7 +134,7 @@ class Finished:
     token_ids: tuple[int, ...]
 
 
-AnswerEvent = RetrievalDone | Speculative | Retract | Commit | Citation | Finished
+AnswerEvent = RetrievalDone | Speculative | Retract | Commit | TokenLogprobs | Citation | Finished
 
 
 class EventStream:

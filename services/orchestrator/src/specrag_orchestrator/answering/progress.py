@@ -11,6 +11,7 @@ from specrag_common.runtime.telemetry import span
 from specrag_common.text.detokenizer import IncrementalDetokenizer
 
 from specrag_orchestrator.answering.events import RetrievalDone, TokenUsage
+from specrag_orchestrator.answering.logprobs import describe_logprobs
 from specrag_orchestrator.answering.transcript import (
     Commit,
     Speculative,
@@ -69,9 +70,11 @@ class AnswerProgress:
         self._trace_id = trace_id
         self._events = events
         self._tally = tally
+        self._tokenizer = tokenizer
         self._transcript = Transcript(
             IncrementalDetokenizer(tokenizer),
             question.sampling.stop,
+            min_tokens=question.sampling.min_tokens,
             show_speculation=question.include_speculative,
         )
         self._finder = CitationFinder((), question.text)
@@ -167,6 +170,10 @@ class AnswerProgress:
             ModelFailure: the verifier contradicts what it has committed.
         """
         self._tally.note_verified(verified, tree)
+        if self._question.sampling.num_top_logprobs is not None:
+            await self._events.put(
+                describe_logprobs(verified, self._tokenizer, first_token=len(self.token_ids))
+            )
         self.token_ids.extend(verified.token_ids)
         self.end = verified.end
         # Tokens decoded alone come one a message: a span each would drown the trace.

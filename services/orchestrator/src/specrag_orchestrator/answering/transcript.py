@@ -66,6 +66,7 @@ class Transcript:
         detokenizer: IncrementalDetokenizer,
         stops: Sequence[str] = (),
         *,
+        min_tokens: int = 0,
         show_speculation: bool = True,
     ) -> None:
         """Begin an empty answer.
@@ -73,11 +74,14 @@ class Transcript:
         Args:
             detokenizer: a fresh one; owned from here on.
             stops: strings that end the answer; what could begin one is held back.
+            min_tokens: tokens of the answer in whose text no stop string begins that counts.
             show_speculation: without it, :meth:`speculate` does nothing.
         """
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stops)
         self._show_speculation = show_speculation
+        self._num_unstopped_tokens = min_tokens
+        self._num_unstopped_chars = 0
         self._text = ""
         self._num_committed = 0
         self._speculation = ""
@@ -95,10 +99,8 @@ class Transcript:
 
     def commit(self, token_ids: Sequence[int]) -> list[TextEvent]:
         """Append committed tokens; the text they decide is committed."""
-        self._text += self._detokenizer.push(token_ids)
-        match = self._matcher.find(self._text, search_from=self._num_committed)
-        held_back = self._matcher.held_back(self._text[self._num_committed :])
-        decided = len(self._text) - held_back if match is None else match.start
+        self._push(token_ids)
+        decided = self._find_decided(self._text, self._num_unstopped_chars)
         return self._commit_to(decided) + self._drop_contradicted()
 
     def speculate(self, token_ids: Sequence[int]) -> list[TextEvent]:
@@ -108,8 +110,7 @@ class Transcript:
         """
         if not self._show_speculation:
             return []
-        pending = self._text[self._num_committed :]
-        wanted = self._cut(pending + self._detokenizer.fork().push(token_ids))
+        wanted = self._render(token_ids)
         if self._speculation.startswith(wanted):
             return []
         events = self._retract_to(_count_common(self._speculation, wanted))
@@ -142,8 +143,34 @@ class Transcript:
         self, token_ids: Sequence[int], stop_text_length: int | None = None
     ) -> list[TextEvent]:
         """Append the last tokens and finish: a stop string may lie anywhere among them."""
-        self._text += self._detokenizer.push(token_ids)
+        self._push(token_ids)
         return self.finish(stop_text_length)
+
+    def _push(self, token_ids: Sequence[int]) -> None:
+        """Append the text that committed tokens decide."""
+        early = token_ids[: self._num_unstopped_tokens]
+        self._num_unstopped_tokens -= len(early)
+        self._text += self._detokenizer.push(early)
+        if early:
+            self._num_unstopped_chars = len(self._text)
+        self._text += self._detokenizer.push(token_ids[len(early) :])
+
+    def _render(self, token_ids: Sequence[int]) -> str:
+        """Return what would be shown behind the commit if ``token_ids`` followed."""
+        detokenizer = self._detokenizer.fork()
+        num_early = self._num_unstopped_tokens
+        text = self._text + detokenizer.push(token_ids[:num_early])
+        stops_from = len(text) if num_early else self._num_unstopped_chars
+        text += detokenizer.push(token_ids[num_early:])
+        return text[self._num_committed : self._find_decided(text, stops_from)]
+
+    def _find_decided(self, text: str, stops_from: int) -> int:
+        """Return where a stop string begins that counts, or could begin; else the text's length."""
+        search_from = max(stops_from, self._num_committed)
+        match = self._matcher.find(text, search_from=search_from)
+        if match is not None:
+            return match.start
+        return len(text) - self._matcher.held_back(text[search_from:])
 
     def _commit_to(self, end: int) -> list[TextEvent]:
         """Commit the text up to ``end``; confirm, extend or correct the shown speculation."""
@@ -175,13 +202,6 @@ class Transcript:
         self._speculation = self._speculation[:num_kept]
         self._num_retracted += num_dropped
         return [Retract(to_offset=self._num_committed + num_kept)]
-
-    def _cut(self, text: str) -> str:
-        """Return ``text`` without a stop string, what follows it, or what could begin one."""
-        match = self._matcher.find(text)
-        if match is not None:
-            return text[: match.start]
-        return text[: len(text) - self._matcher.held_back(text)]
 
 
 def _count_common(one: str, other: str) -> int:
