@@ -51,7 +51,6 @@ def draw_draft_token(
     random: RandomStream,
     drafter_index: int,
     branch_idx: int,
-    depth: int = 0,
     rank: int = 0,
 ) -> DrawnToken:
     """Return the next token of a draft branch.
@@ -59,14 +58,13 @@ def draw_draft_token(
     Args:
         logits: [vocab_size] of the draft model, padding ids cut off.
         chain: makes the draft law; the target's own settings raise acceptance.
-        history: the tokens before, those of the branch included; their number is the position.
+        history: the tokens before; its path are those of the branch. Two rounds may draw for one
+            position, and the verifier may have looked at what the first one drew: the length of the
+            path tells them apart.
         mode: REJECTION draws from the law; COUPLED couples to the target's choice.
         random: the sequence's random numbers, the same key as the verifier's in COUPLED mode.
         drafter_index: the drafter, as numbered in the request.
         branch_idx: draw order of the branch. In REJECTION mode branches are independent.
-        depth: number of tokens drawn before this one in the branch. Two rounds may draw for one
-            position, and the verifier may have looked at what the first one drew: with the position
-            it tells them apart.
         rank: which best token to take where the choice is not random (temperature 0 or COUPLED);
             0 is the best. Further siblings take further ranks.
 
@@ -91,7 +89,7 @@ def draw_draft_token(
         position=position,
         drafter_index=drafter_index,
         branch_idx=branch_idx,
-        trial=depth,
+        trial=len(history.path),
     )
     token_id = int(draft_law.token_ids[draw(draft_law.probs, uniform)])
     return DrawnToken(token_id=token_id, law=draft_law)

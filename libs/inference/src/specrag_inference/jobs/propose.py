@@ -165,6 +165,5 @@ class ProposeJob:
             random=sequence.random,
             drafter_index=sequence.drafter_index,
             branch_idx=branch_idx,
-            depth=len(self._branches[branch_idx].token_ids),
             rank=rank,
         )
