@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from specrag_inference.jobs.job import Extension
+    from specrag_inference.scheduler import Grant
     from specrag_inference.sequence import SequenceState
 
 
@@ -24,7 +25,7 @@ class Part:
 
     Attributes:
         sequence: whose tokens.
-        extension: what is computed; for a chunk, its chain is cut and nodes and logits are absent.
+        extension: what is computed: all that was asked for, or the granted part of it.
     """
 
     sequence: SequenceState
@@ -36,6 +37,14 @@ class Part:
         if not self.extension.wants_logits:
             return 0
         return min(self.extension.num_chain, 1) + len(self.extension.node_token_ids)
+
+
+def cut_part(sequence: SequenceState, extension: Extension | None, grant: Grant) -> Part:
+    """Return what is granted of the extension that was asked for."""
+    assert extension is not None, "somebody asked"
+    if grant.ends_chain:
+        return Part(sequence=sequence, extension=extension.cut_nodes(grant.num_nodes))
+    return Part(sequence=sequence, extension=extension.cut_chain(grant.num_chain))
 
 
 def build_step(parts: Sequence[Part]) -> StepInputs:

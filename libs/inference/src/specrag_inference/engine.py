@@ -7,45 +7,51 @@ what is to be done, :meth:`Engine.step` runs at most one forward pass over every
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from specrag_inference.admission import Admission, SequenceRefusedError
-from specrag_inference.batching import Part, build_step
+from specrag_inference.admission import Admission
+from specrag_inference.batching import build_step, cut_part
 from specrag_inference.cache.block_pool import BlockPool
+from specrag_inference.deadlines import Deadlines
 from specrag_inference.engine_config import EngineConfig
-from specrag_inference.jobs.job import Extension, ExtensionLogits, JobLimits
-from specrag_inference.jobs.propose import ProposeJob
-from specrag_inference.jobs.verify import VerifyJob
+from specrag_inference.engine_stats import EngineStats, PassTally
+from specrag_inference.jobs.job import ExtensionLogits, JobLimits
+from specrag_inference.jobs.registry import build_job
 from specrag_inference.messages import (
-    EngineStats,
     FreeSequence,
+    JobCommand,
     OpenSequence,
-    ProposeTokens,
+    PassLoad,
+    RoundVerified,
     SequenceFailed,
-    VerifyTree,
 )
+from specrag_inference.opening import SequenceBuilder, SequenceRefusedError
 from specrag_inference.runner import ModelRunner, TokenVocabulary
 from specrag_inference.sampling.numerics import NumericsError
-from specrag_inference.scheduler import Candidate, SchedulerLimits, plan_step
+from specrag_inference.scheduler import SchedulerLimits, plan_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from transformers import PreTrainedTokenizerBase
 
-    from specrag_inference.jobs.job import Job
     from specrag_inference.live import LiveSequence
     from specrag_inference.messages import EngineCommand, EngineEvent
     from specrag_inference.models.loading import LoadedModel
-    from specrag_inference.runner import LogitRows
     from specrag_inference.scheduler import Grant
     from specrag_inference.step_runner import StepRunner
 
 __all__ = ["Engine", "EngineConfig"]
 
 CAPACITY = "CAPACITY"
+DEADLINE = "DEADLINE"
 INVALID = "INVALID"
 NUMERICS = "NUMERICS"
+OVERLOADED = "OVERLOADED"
+
+MAX_JOBS = 64
+"""Commands of one sequence that may be pending at a time."""
 
 
 class Engine:
@@ -101,19 +107,25 @@ class Engine:
             max_model_len=model.max_model_len,
             max_nodes=self.config.max_step_tokens - 1,
         )
-        self._admission = Admission(
+        builder = SequenceBuilder(
             model,
             tokenizer,
             vocab_size=self.vocabulary.size,
             pool=self.pool,
             copier=self._runner,
             block_size=self.config.block_size,
+        )
+        self._admission = Admission(
+            builder,
+            self.pool,
             max_sequences=self.config.max_sequences,
+            max_waiting=self.config.max_waiting,
             clock=clock,
         )
         self._live: dict[str, LiveSequence] = {}
+        self._deadlines = Deadlines()
         self._events: list[EngineEvent] = []
-        self._num_steps = 0
+        self._tally = PassTally()
         self._num_preemptions = 0
         self._may_admit = False
         self._is_starved = False
@@ -125,33 +137,41 @@ class Engine:
             self._events
             or self._may_admit
             or any(live.extension is not None for live in self._live.values())
+            or self.seconds_to_deadline() == 0
         )
 
+    def seconds_to_deadline(self) -> float | None:
+        """Return in how many seconds :meth:`step` must be called even if nothing is submitted."""
+        due_at = self._deadlines.get_next()
+        return None if due_at is None else max(0.0, due_at - self._clock())
+
     def submit(self, command: EngineCommand) -> None:
-        """Note a command; what comes of it is reported by later steps."""
-        self._may_admit = True
-        match command:
-            case OpenSequence():
-                self._open(command)
-            case VerifyTree() | ProposeTokens():
-                self._enqueue(command)
-            case FreeSequence():
-                self._free(command.sequence_id)
-            case _:
-                raise TypeError(f"{command!r} is no engine command")
+        """Note a command; what comes of it is reported by later steps.
+
+        Raises:
+            TypeError: it is no command; nothing has happened.
+        """
+        if isinstance(command, OpenSequence):
+            self._open(command)
+        elif isinstance(command, JobCommand):
+            self._enqueue(command)
+        elif isinstance(command, FreeSequence):
+            self._free(command.sequence_id)
+        else:
+            raise TypeError(f"{command!r} is no engine command")
 
     def step(self) -> list[EngineEvent]:
         """Run at most one forward pass and return what has happened since the last call."""
+        self._expire()
         self._admit()
-        candidates = [
-            self._describe(live) for live in self._live.values() if live.extension is not None
-        ]
+        asking = [live for live in self._live.values() if live.extension is not None]
+        candidates = [live.describe() for live in asking if not live.is_parked]
         grants = plan_step(candidates, num_free_blocks=self.pool.num_free, limits=self._limits)
         self._is_starved = bool(candidates) and not grants
         if grants:
-            self._run(grants)
-        elif candidates:
-            self._relieve(candidates)
+            self._run(grants, asking)
+        elif asking:
+            self._relieve(asking)
         events, self._events = self._events, []
         return events
 
@@ -160,10 +180,15 @@ class Engine:
         return EngineStats(
             num_running=len(self._live),
             num_waiting=self._admission.num_waiting,
+            num_pending_jobs=sum(live.num_jobs for live in self._live.values()),
             num_blocks=self.pool.num_blocks,
             num_free_blocks=self.pool.num_free,
             num_cached_blocks=self.pool.num_cached,
             num_preemptions=self._num_preemptions,
+            num_prefix_tokens=self._admission.num_prefix_tokens,
+            num_prefix_hit_tokens=self._admission.num_prefix_hit_tokens,
+            oldest_wait_s=self._compute_oldest_wait(),
+            batches=self._tally.snapshot(),
         )
 
     def check_integrity(self) -> None:
@@ -177,53 +202,53 @@ class Engine:
         self._admission.clear()
         self._events.clear()
 
-    def _admit(self) -> None:
-        """Let waiting sequences in, unless running ones lack blocks already."""
-        if not self._is_starved:
-            for live in self._admission.admit(self._live):
-                self._live[live.sequence.sequence_id] = live
-                self._advance(live)
-        # Whoever still waits can only be let in after something has changed.
-        self._may_admit = False
+    def _compute_oldest_wait(self) -> float:
+        now = self._clock()
+        asking_since = [
+            live.asking_since for live in self._live.values() if live.extension is not None
+        ]
+        waiting_since = self._admission.waiting_since
+        return now - min([now, *asking_since, *([] if waiting_since is None else [waiting_since])])
 
     def _open(self, command: OpenSequence) -> None:
         sequence_id = command.sequence_id
         if sequence_id in self._live or self._admission.is_waiting(sequence_id):
-            self._fail(sequence_id, INVALID, f"sequence_id='{sequence_id}' is open already")
+            message = f"sequence_id='{sequence_id}' is open already; both are given up"
+            self._fail(sequence_id, INVALID, message)
             return
         try:
             self._admission.enqueue(command)
         except SequenceRefusedError as refusal:
             self._fail(sequence_id, refusal.code, str(refusal))
+            return
+        self._may_admit = True
+        if command.deadline_s is not None:
+            self._deadlines.set(sequence_id, self._clock() + command.deadline_s)
 
-    def _enqueue(self, command: VerifyTree | ProposeTokens) -> None:
+    def _enqueue(self, command: JobCommand) -> None:
         sequence_id = command.sequence_id
         live = self._live.get(sequence_id)
         if live is None:
-            reason = (
-                "has not been opened yet"
-                if self._admission.is_waiting(sequence_id)
-                else "is not open"
-            )
+            is_waiting = self._admission.is_waiting(sequence_id)
+            reason = "has not been opened yet" if is_waiting else "is not open"
             self._fail(sequence_id, INVALID, f"sequence_id='{sequence_id}' {reason}")
             return
-        live.enqueue(self._build_job(live, command), submitted_at=self._clock())
+        if live.num_jobs >= MAX_JOBS:
+            message = f"num_jobs={live.num_jobs} of '{sequence_id}' has reached max_jobs={MAX_JOBS}"
+            self._fail(sequence_id, OVERLOADED, message)
+            return
+        job = build_job(live.sequence, command, self._job_limits)
+        live.enqueue(job, submitted_at=self._clock())
         if live.extension is None:
             self._advance(live)
 
-    def _build_job(self, live: LiveSequence, command: VerifyTree | ProposeTokens) -> Job:
-        build = VerifyJob if isinstance(command, VerifyTree) else ProposeJob
-        return build(
-            live.sequence,
-            command,  # type: ignore[arg-type]  # each class takes its own command
-            self._job_limits,
-        )
-
     def _free(self, sequence_id: str) -> None:
+        self._deadlines.discard(sequence_id)
         self._admission.withdraw(sequence_id)
         live = self._live.pop(sequence_id, None)
         if live is not None:
             live.sequence.table.free()
+        self._may_admit = self._admission.num_waiting > 0
 
     def _fail(self, sequence_id: str, code: str, message: str) -> None:
         self._free(sequence_id)
@@ -246,65 +271,81 @@ class Engine:
             return False
         return True
 
-    def _describe(self, live: LiveSequence) -> Candidate:
-        """Return what the scheduler needs to know of a sequence that wants a pass."""
-        extension, table = live.extension, live.sequence.table
-        assert extension is not None
-        num_nodes = len(extension.node_token_ids)
-        num_resident = 0 if extension.tree is None else len(extension.tree.depths) - num_nodes
-        return Candidate(
-            sequence_id=live.sequence.sequence_id,
-            order=live.order,
-            last_step=live.last_step,
-            num_chain=extension.num_chain,
-            num_nodes=num_nodes,
-            num_positions=table.num_tokens,
-            num_resident=num_resident,
-            num_held_blocks=len(table.block_ids),
-            num_shared_blocks=table.count_shared_blocks(),
-        )
+    def _expire(self) -> None:
+        """Fail the sequences that have run out of time, wherever they are."""
+        for sequence_id in self._deadlines.pop_due(self._clock()):
+            live = self._live.get(sequence_id)
+            where = "before it was admitted"
+            if live is not None:
+                sequence = live.sequence
+                where = (
+                    f"with {sequence.table.num_tokens} of {len(sequence.token_ids)} tokens cached, "
+                    f"{sequence.num_answer_tokens} of them answer"
+                )
+            self._fail(sequence_id, DEADLINE, f"the sequence ran out of time {where}")
 
-    def _run(self, grants: Sequence[Grant]) -> None:
-        self._num_steps += 1
+    def _admit(self) -> None:
+        """Let preempted sequences go on, then waiting ones in, unless running ones lack blocks."""
+        # Whoever still waits afterwards can only be let in when something has changed.
+        self._may_admit = False
+        if self._is_starved:
+            return
+        for live in self._live.values():
+            if live.is_parked and live.extension is not None:
+                num_holders = sum(
+                    bool(other.sequence.table.block_ids) for other in self._live.values()
+                )
+                if not live.resume(num_spare_blocks=num_holders):
+                    return
+                self._advance(live)
+        for live in self._admission.admit(self._live):
+            self._live[live.sequence.sequence_id] = live
+            self._advance(live)
+
+    def _run(self, grants: Sequence[Grant], asking: Iterable[LiveSequence]) -> None:
         self._may_admit = self._admission.num_waiting > 0
+        for live in asking:
+            live.num_passed_over += 1
         shares = [(self._live[grant.sequence_id], grant) for grant in grants]
-        parts = [_cut_part(live, grant) for live, grant in shares]
+        parts = [cut_part(live.sequence, live.extension, grant) for live, grant in shares]
         step = build_step(parts)
         started = self._clock()
         rows = self._runner.execute(step)
         forward_s = self._clock() - started
-        first_row = 0
+        number = self._tally.begin_pass()
+        first_row, first_event = 0, len(self._events)
         for (live, grant), part in zip(shares, parts, strict=True):
-            live.last_step = self._num_steps
-            self._settle(live, grant, rows, first_row=first_row, forward_s=forward_s)
+            live.last_step = number
+            self._tally.add_share(part.extension.kind, grant.num_tokens)
+            logits = ExtensionLogits(
+                rows, first_row=first_row, num_chain=grant.num_chain, num_nodes=grant.num_nodes
+            )
             first_row += part.num_logit_rows
+            self._settle(live, grant, logits, forward_s=forward_s)
+        load = PassLoad(sum(grant.num_tokens for grant in grants), len(grants))
+        self._events[first_event:] = [
+            replace(event, load=load) if isinstance(event, RoundVerified) else event
+            for event in self._events[first_event:]
+        ]
 
     def _settle(
-        self,
-        live: LiveSequence,
-        grant: Grant,
-        rows: LogitRows,
-        *,
-        first_row: int,
-        forward_s: float,
+        self, live: LiveSequence, grant: Grant, logits: ExtensionLogits, *, forward_s: float
     ) -> None:
         """Count a sequence's share as cached and let its job go on."""
         table = live.sequence.table
         table.extend(grant.num_chain)
         table.publish(live.sequence.token_ids)
-        if grant.is_whole:
-            logits = ExtensionLogits(rows, first_row=first_row, num_chain=grant.num_chain)
-            if not self._guard(live, live.complete(logits, forward_s=forward_s)):
-                return
+        if grant.ends_chain and not self._guard(live, live.complete(logits, forward_s=forward_s)):
+            return
         self._advance(live)
 
-    def _relieve(self, candidates: Sequence[Candidate]) -> None:
+    def _relieve(self, asking: Sequence[LiveSequence]) -> None:
         """Nobody fits: take the blocks of the youngest other sequence, or give up the oldest."""
-        oldest = min(candidates, key=lambda candidate: candidate.order)
+        oldest = min(asking, key=lambda live: live.order)
         victims = [
             live
             for live in self._live.values()
-            if live.sequence.table.block_ids and live.sequence.sequence_id != oldest.sequence_id
+            if live.sequence.table.block_ids and live is not oldest
         ]
         if victims:
             victim = max(victims, key=lambda live: live.order)
@@ -312,19 +353,11 @@ class Engine:
             self._num_preemptions += 1
             self._advance(victim)
             return
-        length = oldest.num_positions + oldest.num_resident + oldest.num_tokens
+        needed = oldest.describe()
+        length = needed.num_positions + needed.num_resident + needed.num_tokens
         self._fail(
-            oldest.sequence_id,
+            oldest.sequence.sequence_id,
             CAPACITY,
             f"num_tokens={length} exceeds the cache of {self.config.num_blocks} blocks of "
             f"{self.config.block_size} tokens",
         )
-
-
-def _cut_part(live: LiveSequence, grant: Grant) -> Part:
-    """Return the granted share: the whole extension, or a chunk of its chain."""
-    extension = live.extension
-    assert extension is not None
-    if not grant.is_whole:
-        extension = Extension(num_chain=grant.num_chain, wants_logits=False)
-    return Part(sequence=live.sequence, extension=extension)

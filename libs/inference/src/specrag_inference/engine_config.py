@@ -15,6 +15,7 @@ class EngineConfig:
         max_step_tokens: most tokens of one forward pass; also the largest prefill chunk.
         max_shared_prefill_tokens: most prefill tokens of a pass shared with running sequences.
         max_sequences: most sequences open at once; further ones wait.
+        max_waiting: most sequences that wait; further ones are refused.
         backend: attention backend, ``dense``, ``sdpa`` or ``flex``; ``auto`` is ``flex`` on a GPU
             and ``sdpa`` on a CPU.
     """
@@ -24,4 +25,5 @@ class EngineConfig:
     max_step_tokens: int = 512
     max_shared_prefill_tokens: int = 128
     max_sequences: int = 64
+    max_waiting: int = 256
     backend: str = "auto"

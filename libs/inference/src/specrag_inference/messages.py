@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from specrag_common.speculation.proposals import DraftBranch, VerificationMode
 
@@ -131,8 +131,7 @@ class ProposeTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreTree:
-    """Give the log-probs of the nodes of a tree behind the open sequence. Answered by
-    ``TreeScored``.
+    """Give the log-probs of a tree behind the open sequence. Answered by ``TreeScored``.
 
     The sequence stays as it is. Branches see the sequence and their own ancestors, never each
     other. The tree may be larger than a pass, and larger than the cache: its longest branch counts.
@@ -212,6 +211,16 @@ class VerifiedToken:
     top_logprobs: tuple[TokenLogprob, ...] = ()
 
 
+class PassLoad(NamedTuple):
+    """How full a forward pass was: its tokens, and the sequences that shared it."""
+
+    num_tokens: int
+    num_sequences: int
+
+
+UNKNOWN_LOAD: Final = PassLoad(0, 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundVerified:
     """Outcome of one target pass.
@@ -224,6 +233,7 @@ class RoundVerified:
         stop_text_length: code points of the whole answer's text kept, when a stop string ended it.
         forward_s: seconds of the forward pass this round took part in.
         last: no further event of this round follows.
+        load: how full that pass was.
     """
 
     sequence_id: str
@@ -234,6 +244,7 @@ class RoundVerified:
     stop_text_length: int | None
     forward_s: float
     last: bool
+    load: PassLoad = UNKNOWN_LOAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

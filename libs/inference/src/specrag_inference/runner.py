@@ -86,21 +86,22 @@ class LogitRows:
         The raw law is the softmax of the logits over the tokenizer's ids: temperature 1, no
         processors. A row with a NaN gives NaN.
         """
-        rows = torch.tensor(row_idx, dtype=torch.int64)
-        tokens = torch.tensor(token_ids, dtype=torch.int64)
-        found = [
-            self._compute_logprobs(some_rows.to(self._logits.device), some_tokens)
-            for some_rows, some_tokens in zip(
-                rows.split(_MAX_LOGPROB_ROWS), tokens.split(_MAX_LOGPROB_ROWS), strict=True
-            )
-        ]
-        return np.concatenate(found)
+        found = np.empty(len(row_idx), dtype=np.float32)
+        for start in range(0, len(row_idx), _MAX_LOGPROB_ROWS):
+            some = slice(start, start + _MAX_LOGPROB_ROWS)
+            found[some] = self._compute_logprobs(row_idx[some], token_ids[some])
+        return found
 
-    def _compute_logprobs(self, rows: torch.Tensor, tokens: torch.Tensor) -> NDArray[np.float32]:
-        logits = self._logits.index_select(0, rows).float()
+    def _compute_logprobs(
+        self, row_idx: Sequence[int], token_ids: Sequence[int]
+    ) -> NDArray[np.float32]:
+        device = self._logits.device
+        logits = self._logits[torch.tensor(row_idx, device=device)].float()
         logits[:, self._holes] = UNKNOWN_TOKEN_LOGIT
-        logprobs = logits.log_softmax(dim=-1).gather(1, tokens.to(logits.device)[:, None])
-        found: NDArray[np.float32] = logprobs[:, 0].cpu().numpy()
+        tokens = torch.tensor(token_ids, device=device)[:, None]
+        found: NDArray[np.float32] = (
+            logits.log_softmax(dim=-1).gather(1, tokens)[:, 0].cpu().numpy()
+        )
         return found
 
 

@@ -40,7 +40,8 @@ class SequenceState:
         draft_tree: what was drafted behind the last committed token, if it is still cached.
         distrusted_drafters: drafters that broke their own stated law in this answer.
         finished: the answer has ended.
-        prefix_hashes: of the whole blocks of the tokens it was opened with, all but the last token.
+        prefix_hashes: of the whole blocks of ``token_ids`` without the last, as they were when the
+            sequence last had no cache.
         cache_generation: rises whenever everything cached is lost.
         laws: makes the laws behind ``token_ids``, which it watches: append, never replace.
     """
@@ -97,5 +98,6 @@ class SequenceState:
         """Give all blocks back; everything committed becomes pending again."""
         self.table.free()
         self.cache_generation += 1
+        self.prefix_hashes = self.table.compute_prefix_hashes(self.token_ids[:-1])
         if self.draft_tree is not None:
             self.draft_tree.num_resident = 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from specrag_common.runtime.errors import (
     Capacity,
+    DeadlineExceeded,
     InvalidRequest,
     ModelFailure,
     SpecragError,
@@ -20,7 +21,6 @@ from specrag_common.runtime.worker import WorkerProcess
 from specrag_inference.messages import (
     EngineCrashed,
     EngineReady,
-    EngineStats,
     FreeSequence,
     OpenSequence,
     ProposeTokens,
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
     from specrag_common.runtime.worker_channel import WorkerChannel
     from specrag_common.speculation.token_tree import TokenTree
+    from specrag_inference.engine_stats import EngineStats
+    from specrag_inference.plan import EnginePlan
 
-    from specrag_serving.engine_process import EnginePlan
-
-_ENGINE_TARGET: Final = "specrag_serving.engine_process:run"
+_ENGINE_TARGET: Final = "specrag_inference.serve:run_engine"
 
 _MAX_PENDING_EVENTS: Final = 8192
 """Unread events of one sequence; more than the longest free run sends."""
@@ -138,10 +138,13 @@ class EngineHost:
             _ENGINE_TARGET,
             (plan,),
             key_of=lambda event: getattr(event, "sequence_id", None),
-            on_death=on_death,
+            on_death=self._report_death,
             on_unkeyed=self._take_unkeyed,
             max_pending=_MAX_PENDING_EVENTS,
         )
+        self.tp_size = plan.tp_size
+        self._on_death = on_death
+        self._crash_message = ""
         self._numbers = itertools.count()
         self._stats_wanted: deque[asyncio.Future[EngineStats]] = deque()
 
@@ -176,10 +179,16 @@ class EngineHost:
     def _take_unkeyed(self, event: EngineStats | EngineCrashed) -> None:
         if isinstance(event, EngineCrashed):
             _log.error("engine crashed", error=event.message)
+            self._crash_message = event.message
             return
         wanted = self._stats_wanted.popleft()
         if not wanted.done():
             wanted.set_result(event)
+
+    def _report_death(self, reason: str) -> None:
+        """Pass on why the process ended: in its own words, if it had time for any."""
+        if self._on_death is not None:
+            self._on_death(self._crash_message or reason)
 
     def open(self, command: OpenSequence) -> EngineSequence:
         """Admit a sequence; its id is made unique over the life of the process.
@@ -215,8 +224,10 @@ def _engine_gone(exc: ModelFailure) -> UpstreamUnavailable:
 
 def to_error(event: SequenceFailed) -> SpecragError:
     """Return the error a caller sees when its sequence failed."""
-    if event.code == "CAPACITY":
+    if event.code in {"CAPACITY", "OVERLOADED"}:
         return Capacity(event.message, retry_delay_s=1.0)
+    if event.code == "DEADLINE":
+        return DeadlineExceeded(event.message)
     if event.code == "INVALID":
         return InvalidRequest("round", event.message)
     return ModelFailure(event.message, reason=event.code)

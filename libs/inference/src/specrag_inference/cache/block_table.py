@@ -64,19 +64,37 @@ class BlockTable:
         needed = -(-num_positions // self._block_size)
         return max(0, needed - len(self.block_ids)) + self.count_shared_blocks()
 
-    def adopt_prefix(self, token_ids: Sequence[int]) -> int:
+    def compute_prefix_hashes(self, token_ids: Sequence[int]) -> list[bytes]:
+        """Return the hash of every whole block of ``token_ids``, as :meth:`adopt_prefix` wants."""
+        return extend_hash_chain(self._root_hash, token_ids, self._block_size)
+
+    def adopt_prefix(self, hashes: Sequence[bytes]) -> int:
         """Take up the cached blocks of the longest known prefix; return its length in tokens.
 
         Only for an empty table.
         """
         assert not self.block_ids, "a prefix can only start a table"
-        hashes = extend_hash_chain(self._root_hash, token_ids, self._block_size)
         blocks = self._pool.lookup(hashes)
         self._pool.acquire(blocks)
         self.block_ids = blocks
-        self._hashes = hashes[: len(blocks)]
+        self._hashes = list(hashes[: len(blocks)])
         self.num_tokens = len(blocks) * self._block_size
         return self.num_tokens
+
+    def claim(
+        self, hashes: Sequence[bytes], num_positions: int, *, num_spare_blocks: int
+    ) -> int | None:
+        """Take up a known prefix and hold blocks for the rest; return the prefix's length.
+
+        Only for an empty table, which stays empty (``None``) when fewer than ``num_spare_blocks``
+        would be left free.
+        """
+        num_cached = self.adopt_prefix(hashes)
+        if self.count_missing_blocks(num_positions) + num_spare_blocks > self._pool.num_free:
+            self.free()
+            return None
+        self.reserve(num_positions)
+        return num_cached
 
     def reserve(self, num_positions: int) -> None:
         """Hold enough blocks of our own to write positions ``num_tokens`` .. ``num_positions``.
@@ -120,20 +138,27 @@ class BlockTable:
         Their keys and values move together behind the committed tokens; all other scratch is
         dropped and its blocks are freed.
         """
+        self.compact_scratch(kept)
+        self.num_tokens += len(kept)
+
+    def compact_scratch(self, kept: Sequence[int]) -> None:
+        """Move scratch positions together behind the committed tokens, without committing them.
+
+        Positions come as offsets behind ``num_tokens``, ascending; all other scratch is dropped and
+        its blocks are freed.
+        """
         source = self.num_tokens + np.asarray(kept, dtype=np.int64)
         target = np.arange(self.num_tokens, self.num_tokens + len(kept), dtype=np.int64)
         moved = source != target
-        self._copier.copy_slots(self._slots_at(source[moved]), self._slots_at(target[moved]))
-        self.trim(self.num_tokens + len(kept))
+        if moved.any():
+            self._copier.copy_slots(self._slots_at(source[moved]), self._slots_at(target[moved]))
+        self._release_behind(self.num_tokens + len(kept))
 
     def trim(self, num_tokens: int) -> None:
         """Keep exactly the first ``num_tokens`` positions and free the blocks behind them."""
         self.num_tokens = num_tokens
-        needed = -(-num_tokens // self._block_size)
-        dropped = self.block_ids[needed:]
-        del self.block_ids[needed:]
         del self._hashes[num_tokens // self._block_size :]
-        self._pool.free(dropped)
+        self._release_behind(num_tokens)
 
     def publish(self, token_ids: Sequence[int]) -> None:
         """Make the whole blocks of the committed tokens findable as prefixes.
@@ -174,6 +199,13 @@ class BlockTable:
     def free(self) -> None:
         """Give all blocks back; the table is empty and usable again."""
         self.trim(0)
+
+    def _release_behind(self, num_positions: int) -> None:
+        """Free the blocks that hold none of the first ``num_positions``."""
+        needed = -(-num_positions // self._block_size)
+        dropped = self.block_ids[needed:]
+        del self.block_ids[needed:]
+        self._pool.free(dropped)
 
     def _allocate_tail(self, num_blocks: int) -> list[int]:
         after = self.block_ids[-1] if self.block_ids else None

@@ -7,8 +7,13 @@ next, gets the logits, and says again, until it needs none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
+
+from specrag_common.speculation.token_tree import ROOT
+
+from specrag_inference.attention.step import TreePart
+from specrag_inference.engine_stats import WorkKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -16,7 +21,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from specrag_inference.attention.step import TreePart
     from specrag_inference.messages import EngineEvent
     from specrag_inference.runner import LogitRows
     from specrag_inference.sequence import SequenceState
@@ -31,18 +35,51 @@ class Extension:
         node_token_ids: tokens of the tree nodes to compute.
         tree: their place in the tree; ``None`` without nodes.
         wants_logits: whether logits are needed at all.
+        nodes_can_wait: any leading part of the nodes may be computed alone; the job is then asked
+            for its next extension.
+        kind: what the pass's statistics count it as.
     """
 
     num_chain: int
     node_token_ids: Sequence[int] = ()
     tree: TreePart | None = None
     wants_logits: bool = True
+    nodes_can_wait: bool = False
+    kind: WorkKind = WorkKind.PREFILL
+
+    def cut_chain(self, num_chain: int) -> Extension:
+        """Return a chunk that stays before the chain's end and gives no logits."""
+        assert num_chain < self.num_chain, "a chunk leaves the chain's end for the nodes"
+        return Extension(num_chain=num_chain, wants_logits=False)
+
+    def cut_nodes(self, num_nodes: int) -> Extension:
+        """Return the whole chain with only the first ``num_nodes`` of the nodes."""
+        if num_nodes == len(self.node_token_ids):
+            return self
+        assert self.tree is not None, "there are nodes to leave out"
+        num_all = len(self.tree.depths) - len(self.node_token_ids) + num_nodes
+        return replace(
+            self,
+            node_token_ids=self.node_token_ids[:num_nodes],
+            tree=TreePart(
+                depths=self.tree.depths[:num_all], rows=self.tree.rows[:num_nodes, :num_all]
+            ),
+        )
 
 
 class ExtensionLogits:
-    """The logits of one completed extension."""
+    """The logits of one completed extension.
 
-    def __init__(self, rows: LogitRows, *, first_row: int, num_chain: int) -> None:
+    Attributes:
+        num_nodes: nodes that were computed: all of the extension's, unless they could wait.
+        has_root: there was a chain, whose last token's logits are here.
+    """
+
+    def __init__(
+        self, rows: LogitRows, *, first_row: int, num_chain: int, num_nodes: int = 0
+    ) -> None:
+        self.num_nodes = num_nodes
+        self.has_root = num_chain > 0
         self._rows = rows
         self._root_row = first_row
         self._node_row = first_row + min(num_chain, 1)
@@ -54,6 +91,13 @@ class ExtensionLogits:
     def at_node(self, new_node_idx: int) -> NDArray[np.float32]:
         """Return [vocab_size] float32 at a node, counted from the first node of the extension."""
         return self._rows.row(self._node_row + new_node_idx)
+
+    def compute_logprobs(
+        self, parents: Sequence[int], token_ids: Sequence[int]
+    ) -> NDArray[np.float32]:
+        """Return [num_tokens] raw log-probs of tokens that follow ``ROOT`` or a node each."""
+        rows = [self._root_row if node == ROOT else self._node_row + node for node in parents]
+        return self._rows.compute_logprobs(rows, token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +150,9 @@ class Job(Protocol):
         ...
 
     def complete(self, logits: ExtensionLogits, *, forward_s: float) -> Iterable[EngineEvent]:
-        """Take the logits of the whole extension, whose chain now counts as cached.
+        """Take the logits of the extension, whose chain now counts as cached.
+
+        All its nodes are computed, or the first ``logits.num_nodes`` when they can wait.
 
         Raises:
             NumericsError: a needed row has a NaN or an infinity.
