@@ -181,11 +181,11 @@ def _rank_choices(
     ranked = []
     for position, logits in enumerate(rows):
         if sampling.temperature == 0.0:
-            token_ids = np.sort(np.argpartition(-logits, NUM_RANKS)[:NUM_RANKS])
+            token_ids = np.sort(np.argpartition(-logits, NUM_RANKS)[:NUM_RANKS]).astype(np.int64)
             scores = logits[token_ids].astype(np.float64)
         else:
             law = cap_law(compute_law(logits, sampling), max_support=MAX_COUPLED_SUPPORT)
-            token_ids = law.token_ids
+            token_ids = law.token_ids.astype(np.int64)
             scores = np.log(law.probs.astype(np.float64)) + random.gumbel_at(position, token_ids)
         ranked.append(token_ids[np.argsort(-scores, kind="stable")[:NUM_RANKS]])
     return np.asarray(ranked, dtype=np.int32)

@@ -77,7 +77,8 @@ class NodeLaws:
         law = np.zeros_like(self.target)
         kept = ids >= 0
         law[np.searchsorted(self._ids, ids[kept])] = probs[kept]
-        return law / law.sum()
+        law /= law.sum()
+        return law
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
