@@ -23,7 +23,7 @@ from specrag_inference.messages import OpenSequence
 from specrag_serving.convert import to_cache_scope, to_engine_sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Iterable
 
     from specrag_common.speculation.proposals import DraftBranch
     from specrag_inference.messages import SequenceOpened
@@ -53,28 +53,28 @@ class PendingProposal:
 class SuffixSource:
     """Branches copied from what this drafter has read; each ends at an end-of-answer token."""
 
-    def __init__(self, drafter: SuffixDrafter, eos_token_ids: Collection[int]) -> None:
+    def __init__(self, drafter: SuffixDrafter) -> None:
+        """Draft with ``drafter``, which is this answer's own."""
         self._drafter = drafter
-        self._eos_token_ids = frozenset(eos_token_ids)
 
     @classmethod
-    async def read(cls, token_ids: Iterable[int], eos_token_ids: Collection[int]) -> SuffixSource:
+    async def read(cls, token_ids: Iterable[int], eos_token_ids: Iterable[int]) -> SuffixSource:
         """Index a prompt and the answer so far, off the event loop."""
-        return cls(await asyncio.to_thread(SuffixDrafter, token_ids), eos_token_ids)
+        return cls(
+            await asyncio.to_thread(SuffixDrafter, token_ids, end_token_ids=tuple(eos_token_ids))
+        )
 
     def commit(self, token_ids: Iterable[int]) -> None:
         """Append committed tokens."""
         self._drafter.extend(token_ids)
 
-    def propose(self, gamma: int, num_branches: int) -> tuple[DraftBranch, ...]:
-        """Return up to ``num_branches`` branches of up to ``gamma`` tokens, best first."""
-        return tuple(map(self._cut_at_end, self._drafter.propose(gamma, num_branches)))
-
-    def _cut_at_end(self, branch: DraftBranch) -> DraftBranch:
-        for idx, token_id in enumerate(branch.token_ids):
-            if token_id in self._eos_token_ids:
-                return branch.cut(idx + 1)
-        return branch
+    def propose(self, order: DraftRoundOrder) -> tuple[DraftBranch, ...]:
+        """Return the branches of a round, best first."""
+        return tuple(
+            self._drafter.propose(
+                order.gamma, order.num_branches, min_probability=order.min_probability
+            )
+        )
 
 
 class ModelSource:
@@ -152,7 +152,7 @@ class AnswerDrafting:
         waits_for_model = False
         if self._commit(order):
             if self._suffix is not None:
-                branches = self._suffix.propose(order.gamma, order.num_branches)
+                branches = self._suffix.propose(order)
             if self._model is not None and self._model.has_read:
                 self._model.ask(order)
                 waits_for_model = True
