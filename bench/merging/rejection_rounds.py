@@ -95,6 +95,30 @@ class NodeOutcome:
     descending: tuple[int, ...]
 
 
+def compute_weights(
+    target: NDArray[np.float64], laws: Sequence[NDArray[np.float64]], answer_idx: int
+) -> NDArray[np.float64]:
+    """Return the probability that each trial, and last the final draw, gives a token.
+
+    Args:
+        target: the target's law at the node.
+        laws: what each trial's token is drawn from, in the order tried.
+        answer_idx: the token.
+
+    Returns:
+        [num_trials + 1], sums to ``target[answer_idx]``.
+    """
+    weights, residual, reach = [], target, 1.0
+    for law in laws:
+        taken = np.minimum(residual, law)
+        weights.append(reach * float(taken[answer_idx]))
+        left = residual - taken
+        total = float(left.sum())
+        reach *= total
+        residual = left / total if total > 0 else residual
+    return np.asarray([*weights, reach * float(residual[answer_idx])])
+
+
 def draw_outcome(
     target: NDArray[np.float64],
     trials: Sequence[tuple[int, NDArray[np.float64]]],
@@ -109,16 +133,8 @@ def draw_outcome(
         answer_idx: the committed token.
         rng: source of the draws.
     """
-    weights, residual, reach = [], target, 1.0
-    for _, law in trials:
-        taken = np.minimum(residual, law)
-        weights.append(reach * float(taken[answer_idx]))
-        left = residual - taken
-        total = float(left.sum())
-        reach *= total
-        residual = left / total if total > 0 else residual
-    weights.append(reach * float(residual[answer_idx]))
-    chosen = int(np.searchsorted(np.cumsum(weights), rng.random() * sum(weights), side="right"))
+    cumulative = np.cumsum(compute_weights(target, [law for _, law in trials], answer_idx))
+    chosen = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
     if chosen >= len(trials):
         return NodeOutcome(accepted=None, descending=())
     later = [name for name, law in trials[chosen + 1 :] if rng.random() < float(law[answer_idx])]

@@ -65,6 +65,10 @@ class PromptMaker:
         """Return the prompt over all passages."""
         return self.build(_number(question), question.question)
 
+    def build_over(self, passages_of: ClosedQuestion, question: str) -> tuple[int, ...]:
+        """Return the prompt of a question over another question's passages."""
+        return self.build(_number(passages_of), question)
+
     def build(self, passages: Sequence[PromptPassage], question: str) -> tuple[int, ...]:
         """Return the prompt over some passages."""
         turn = ConversationTurn(passages=tuple(passages), question=question)

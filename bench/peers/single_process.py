@@ -24,7 +24,8 @@ from specrag_inference.messages import (
     VerifyTree,
 )
 from specrag_orchestrator.answering.draft_lines import DraftLine
-from specrag_orchestrator.answering.rounds import RoundLimits, RoundMachine
+from specrag_orchestrator.answering.round_messages import RoundLimits
+from specrag_orchestrator.answering.rounds import RoundMachine
 from specrag_orchestrator.answering.stats import DrafterTally
 
 from bench.peers.child import Stopwatch
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from specrag_common.speculation.step_costs import StepCosts
     from specrag_inference.engine import Engine
     from specrag_inference.messages import EngineEvent
-    from specrag_orchestrator.answering.rounds import DraftCall, RoundStep, VerifyCall
+    from specrag_orchestrator.answering.round_messages import DraftCall, RoundStep, VerifyCall
 
     from bench.peers.child import Answer
 
@@ -146,7 +147,9 @@ class _JointRounds:
         proposal = DraftProposal(
             drafter_index=call.drafter_index,
             committed_length=call.key.committed_length,
-            branches=tuple(drafter.propose(call.gamma, call.num_branches)),
+            branches=tuple(
+                drafter.propose(call.gamma, call.num_branches, min_probability=call.min_probability)
+            ),
             gamma=call.gamma,
         )
         draft_time_us = int((time.perf_counter() - began) * 1e6)
