@@ -7,7 +7,7 @@ The same weights: bf16 for transformers (``generate``, ``lookup``), vLLM (``vllm
 and ours (``ours-alone``, ``ours-joint`` in one process, ``ours-mesh`` through the services), the
 GGUF file for llama.cpp (``llama``). Every prompt goes to all peers in turn, in an order that moves
 on by one a prompt; the others are halted meanwhile. Greedy, ``--max-tokens`` each: an
-end-of-sequence token ends nothing, but in the mesh.
+end-of-sequence token ends nothing (the mesh rules it out instead).
 """
 
 from __future__ import annotations

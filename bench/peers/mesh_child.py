@@ -2,8 +2,8 @@
 
 Usage: python -m bench.peers.mesh_child --directory FOLDER
 
-A request carries ``question`` and ``passages`` and names its ``policy``. The answer ends at an
-end-of-sequence token, so that it may be shorter than ``max_tokens``.
+A request carries ``question`` and ``passages`` and names its ``policy``. Tokens that would end the
+answer before ``max_tokens`` are ruled out.
 """
 
 from __future__ import annotations
@@ -46,7 +46,11 @@ async def ask(endpoint: str, request: dict[str, Any]) -> Answer:
         message = rag_pb2.AnswerRequest(
             question=request["question"],
             policy=POLICIES[request.get("policy", "joint")],
-            sampling=common_pb2.SamplingParams(temperature=0.0, max_tokens=request["max_tokens"]),
+            sampling=common_pb2.SamplingParams(
+                temperature=0.0,
+                max_tokens=request["max_tokens"],
+                min_tokens=request["max_tokens"],
+            ),
             passages=[common_pb2.Passage(**passage) for passage in request["passages"]],
         )
         finished = None
