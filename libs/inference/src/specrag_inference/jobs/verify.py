@@ -201,12 +201,14 @@ class _LazyLaws:
             path: accepted nodes; the law of each token was made at the node before it.
         """
         assert self._num_top is not None, "somebody asked"
-        laws = [self._reported[node_idx] for node_idx in (ROOT, *path)]
-        return [
-            replace(
-                token,
-                logprob=compute_logprob(law[token.token_id]),
-                top_logprobs=list_top_tokens(law, self._num_top),
+        reported = []
+        for token, node_idx in zip(tokens, (ROOT, *path), strict=False):
+            law = self._reported[node_idx]
+            reported.append(
+                replace(
+                    token,
+                    logprob=compute_logprob(law[token.token_id]),
+                    top_logprobs=list_top_tokens(law, self._num_top),
+                )
             )
-            for token, law in zip(tokens, laws, strict=False)
-        ]
+        return reported
