@@ -6,23 +6,22 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from specrag_common.speculation.length import LengthState
+from specrag_common.speculation.acceptance import AcceptanceHistory, RoundOutcome
+from specrag_common.speculation.controller import FIRST_PAUSE, JointHistory
 from specrag_common.speculation.proposals import DraftBranch, DraftProposal, DraftSource
 from specrag_common.speculation.token_tree import ROOT, TokenTree
 from specrag_common.wire.proposals import KeyedProposal
 from specrag_common.wire.rounds import PrefixHash
 from specrag_common.wire.verified import AnswerEnd, VerifiedTokens
 from specrag_orchestrator.answering.draft_lines import DraftLine
-from specrag_orchestrator.answering.rounds import (
-    IDLE_FREE_RUN,
+from specrag_orchestrator.answering.outcomes import collect_branches
+from specrag_orchestrator.answering.round_messages import (
     DraftCall,
     RoundLimits,
-    RoundMachine,
-    RoundMismatchError,
     RoundStep,
     VerifyCall,
-    collect_branches,
 )
+from specrag_orchestrator.answering.rounds import RoundMachine, RoundMismatchError
 from specrag_orchestrator.answering.stats import DrafterTally
 from specrag_orchestrator.answering.waiting import WaitBounds
 
@@ -90,7 +89,7 @@ def test_first_round_asks_every_drafter_and_waits_for_the_prefill() -> None:
     machine = make()
     step = machine.begin(10.0)
     assert [call.drafter_index for call in step.draft_calls] == [0, 1]
-    assert [call.gamma for call in step.draft_calls] == [8, 8]
+    assert all(3 <= call.gamma <= 8 for call in step.draft_calls)
     assert step.verify_call is None
     assert machine.wait_until is None
     machine.on_prefilled(12.0)
@@ -119,14 +118,14 @@ def test_late_proposal_is_left_out_counted_and_frees_its_drafter() -> None:
     step = machine.on_verified(verified(call, 1, 9, num_accepted=1), 0.1)
     assert [one.drafter_index for one in step.draft_calls] == [0], "the other one still owes"
     assert machine.owing_drafters in ([1, 0], [0, 1])
-    assert machine.on_proposal(propose(second, (5, 5)), 0.11) == RoundStep()
-    call = get_call(machine.on_proposal(propose(step.draft_calls[0], (3,)), 0.12))
-    step = machine.on_verified(verified(call, 4), 0.2)
+    assert machine.on_proposal(propose(second, (5, 5)), 0.101) == RoundStep()
+    call = get_call(machine.on_proposal(propose(step.draft_calls[0], (9,)), 0.102))
+    step = machine.on_verified(verified(call, 9, 4, num_accepted=1), 0.144)
     calls = {one.drafter_index: one for one in step.draft_calls}
-    assert calls[0].committed_token_ids == (4,)
-    assert calls[1].committed_token_ids == (1, 9, 4), "everything since it was last told"
-    assert calls[1].key.committed_length == 3
-    assert calls[1].key.prefix_hash == PrefixHash([1, 9, 4]).value
+    assert calls[0].committed_token_ids == (9, 4)
+    assert calls[1].committed_token_ids == (1, 9, 9, 4), "everything since it was last told"
+    assert calls[1].key.committed_length == 4
+    assert calls[1].key.prefix_hash == PrefixHash([1, 9, 9, 4]).value
 
 
 def test_wait_is_fixed_from_history_and_bounded() -> None:
@@ -171,20 +170,65 @@ def test_all_lost_in_mid_answer_means_one_free_run_for_the_rest() -> None:
     assert get_call(step).free_run_tokens == 46
 
 
-def test_drafter_that_does_not_pay_is_left_alone_and_probed_later() -> None:
+def useless_history() -> AcceptanceHistory:
+    history = AcceptanceHistory.begin()
+    for _ in range(50):
+        history = history.observe(RoundOutcome(gamma=4, accepted_by_rank=(0,), nodes_by_rank=(4,)))
+    return history
+
+
+def test_drafter_that_does_not_pay_is_left_alone_for_pauses_that_double() -> None:
     drafter = line(0)
-    drafter.length = LengthState(accepted=0.0, trials=50.0)
+    drafter.history = useless_history()
     machine = RoundMachine("answer", [drafter], RoundLimits(max_tokens=4000, waits=WAITS))
     step = machine.begin(0.0)
-    rounds_alone = 0
-    while not step.draft_calls:
+    pauses = []
+    for now in range(8):
+        if step.draft_calls:
+            step = machine.on_proposal(propose(step.draft_calls[0], (1, 2)), now)
         call = get_call(step)
-        assert call.free_run_tokens == IDLE_FREE_RUN
-        step = machine.on_verified(verified(call, 5), 0.1)
-        rounds_alone += 1
-    assert rounds_alone == 15
-    assert step.draft_calls[0].gamma == 2
-    assert step.draft_calls[0].committed_token_ids == (5,) * 15
+        if not call.tree.num_nodes:
+            pauses.append(1 + call.free_run_tokens)
+        step = decode(machine, call, 1 + call.free_run_tokens, now)
+    assert pauses == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE, 8 * FIRST_PAUSE]
+
+
+def decode(machine: RoundMachine, call: VerifyCall, num_tokens: int, now: float) -> RoundStep:
+    """Have the target decode tokens that no draft foresaw."""
+    step = RoundStep()
+    for idx in range(num_tokens):
+        step = machine.on_verified(verified(call, 9, is_last=idx == num_tokens - 1), now)
+    return step
+
+
+def test_probe_tells_what_was_decoded_alone_and_success_ends_the_pauses() -> None:
+    drafter = line(0)
+    drafter.history = useless_history()
+    machine = RoundMachine(
+        "answer",
+        [drafter],
+        RoundLimits(max_tokens=4000, waits=WAITS),
+        joint=JointHistory(pause=32),
+    )
+    first = machine.begin(0.0)
+    call = get_call(machine.on_proposal(propose(first.draft_calls[0], (1,)), 0.0))
+    call = get_call(decode(machine, call, 1, 0.0))
+    assert call.free_run_tokens == 31
+    (probe,) = decode(machine, call, 32, 0.1).draft_calls
+    assert probe.committed_token_ids == (9,) * 33
+    call = get_call(machine.on_proposal(propose(probe, (1, 2, 3)), 0.2))
+    machine.on_verified(verified(call, 1, 2, 3, 4, num_accepted=3), 0.3)
+    assert machine.joint.pause == FIRST_PAUSE
+
+
+def test_free_run_ends_with_the_answer() -> None:
+    drafter = line(0)
+    drafter.history = useless_history()
+    machine = RoundMachine("answer", [drafter], RoundLimits(max_tokens=5, waits=WAITS))
+    first = machine.begin(0.0)
+    call = get_call(machine.on_proposal(propose(first.draft_calls[0], (1,)), 0.0))
+    step = machine.on_verified(verified(call, 9), 0.1)
+    assert get_call(step).free_run_tokens == 3, "one token is left behind those"
 
 
 def test_messages_of_a_free_run_belong_to_one_round() -> None:
@@ -241,7 +285,7 @@ def test_answer_to_another_round_is_a_mismatch() -> None:
 def test_branches_are_collected_as_the_budget_cut_them() -> None:
     machine = make(2, max_draft_tokens=5)
     call = run_round_0(machine, (1, 2, 3), (1, 5, 6))
-    assert collect_branches(call.tree) == {0: [(1, 2, 3)], 1: [(1, 5)]}
+    assert collect_branches(call.tree) == {0: {0: (1, 2, 3)}, 1: {0: (1, 5)}}
 
 
 @dataclass

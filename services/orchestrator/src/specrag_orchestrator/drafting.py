@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from specrag_common.wire.sampling import SamplingOptions
 
     from specrag_orchestrator.answering.inbox import Inbox
-    from specrag_orchestrator.answering.rounds import DraftCall
+    from specrag_orchestrator.answering.round_messages import DraftCall
     from specrag_orchestrator.drafters import Drafter
 
 
@@ -118,6 +118,7 @@ class DraftStream:
                 committed_token_ids=encode_int32(asked.committed_token_ids),
                 gamma=asked.gamma,
                 num_branches=asked.num_branches,
+                min_probability=asked.min_probability,
             )
             await call.write(drafter_pb2.DraftTokensRequest(round=message))
         await call.done_writing()

@@ -29,13 +29,13 @@ class DraftOptions:
     Attributes:
         num_drafters: how many; ``None``: all that are healthy, at most one a passage.
         max_gamma: most tokens a branch; ``None``: the length controller's own limit.
-        num_branches: branches a drafter and source.
+        num_branches: most branches a drafter and source; ``None``: the controller's own limit.
         sources: where branches come from; empty: the drafters' default.
     """
 
     num_drafters: int | None = None
     max_gamma: int | None = None
-    num_branches: int = 1
+    num_branches: int | None = None
     sources: tuple[DraftSource, ...] = ()
 
 

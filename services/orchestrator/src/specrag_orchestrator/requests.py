@@ -203,7 +203,7 @@ def _decode_mode(value: int, seed: int | None) -> VerificationMode:
 def _decode_draft_options(message: rag_pb2.DraftOptions, faults: _Faults) -> DraftOptions:
     num_drafters = message.num_drafters if message.HasField("num_drafters") else None
     max_gamma = message.max_gamma if message.HasField("max_gamma") else None
-    num_branches = message.num_branches if message.HasField("num_branches") else 1
+    num_branches = message.num_branches if message.HasField("num_branches") else None
     faults.check_range("draft.num_drafters", num_drafters, MAX_NUM_DRAFTERS)
     faults.check_range("draft.max_gamma", max_gamma, MAX_GAMMA)
     faults.check_range("draft.num_branches", num_branches, MAX_BRANCHES_PER_SOURCE)

@@ -46,7 +46,7 @@ class OrchestratorSettings(ServiceSettings):
     max_gamma: int = Field(default=8, ge=1, le=64)
     """Most draft tokens a branch when the request does not say."""
 
-    max_draft_tokens: int = Field(default=32, ge=1, le=256)
+    max_draft_tokens: int = Field(default=64, ge=1, le=256)
     """Proposed tokens a round over all drafters, before merging."""
 
     max_draft_wait_ms: float = Field(default=500.0, gt=0, le=10_000)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from specrag_common.speculation.proposals import VerificationMode
     from specrag_common.wire.sampling import SamplingOptions
 
-    from specrag_orchestrator.answering.rounds import VerifyCall
+    from specrag_orchestrator.answering.round_messages import VerifyCall
 
 PEER: Final = "verifier"
 

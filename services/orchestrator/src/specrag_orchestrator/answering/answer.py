@@ -12,11 +12,11 @@ from specrag_common.runtime.logs import get_logger
 from specrag_common.runtime.span_names import SpanKey, SpanName
 from specrag_common.runtime.telemetry import current_trace_id, span
 from specrag_common.sessions.model import SessionKey
-from specrag_common.speculation.length import LengthState
 from specrag_common.speculation.randomness import new_random_key, random_key_from_seed
 from specrag_common.wire.sampling import check_biased_tokens
 
 from specrag_orchestrator.answering.decoding import DecodingTask, decode_answer
+from specrag_orchestrator.answering.draft_memory import DraftMemory, recall
 from specrag_orchestrator.answering.events import Degradation, Finished
 from specrag_orchestrator.answering.progress import AnswerProgress, ContextShrunkError
 from specrag_orchestrator.answering.stats import AnswerTally
@@ -192,7 +192,7 @@ class Answer:
             model=model,
             answer_id=self._answer_id,
             random_key=self._random_key,
-            lengths=_read_lengths(session),
+            memory=recall(session),
             progress=self._progress,
             tally=self._tally,
         )
@@ -238,7 +238,7 @@ class Answer:
             random_key=self._random_key,
             started_at=self._started_at,
             finished_at=datetime.now(UTC),
-            lengths={} if decoded is None else decoded.lengths,
+            memory=DraftMemory() if decoded is None else decoded.memory,
         )
 
     def _finish(self, decoded: Decoded) -> Finished:
@@ -300,18 +300,6 @@ def _missing_passages(progress: AnswerProgress) -> tuple[Degradation, ...]:
         else "nothing was found"
     )
     return (Degradation(component="retriever", reason="NO_PASSAGES", detail=detail),)
-
-
-def _read_lengths(session: Session | None) -> dict[str, LengthState]:
-    """Return the length controller's states that the session's last turn left."""
-    outcome = session.turns[-1].outcome if session is not None and session.turns else None
-    lengths: dict[str, LengthState] = {}
-    for address, state in (outcome.draft_lengths if outcome is not None else {}).items():
-        try:
-            lengths[address] = LengthState.from_dict(state)
-        except ValueError as exc:
-            _log.warning("length state not readable", drafter=address, error=str(exc))
-    return lengths
 
 
 async def _together(

@@ -9,26 +9,28 @@ from typing import TYPE_CHECKING
 from specrag.v1 import common_pb2
 from specrag_common.runtime.span_names import SpanKey, SpanName
 from specrag_common.runtime.telemetry import span
-from specrag_common.speculation.length import LengthState
+from specrag_common.speculation.acceptance import AcceptanceHistory
+from specrag_common.speculation.controller import DEFAULT_MAX_BRANCHES
 from specrag_common.speculation.proposals import VerificationMode
 from specrag_common.speculation.randomness import RANDOM_KEY_BYTES
 
 from specrag_orchestrator.answering.draft_lines import DraftLine
+from specrag_orchestrator.answering.draft_memory import DraftMemory
 from specrag_orchestrator.answering.events import Degradation
 from specrag_orchestrator.answering.inbox import new_inbox
 from specrag_orchestrator.answering.joint import JointAnswer
 from specrag_orchestrator.answering.plan import no_drafters_error, plan_drafters
-from specrag_orchestrator.answering.rounds import RoundLimits, RoundMachine
+from specrag_orchestrator.answering.round_messages import RoundLimits
+from specrag_orchestrator.answering.rounds import RoundMachine
 from specrag_orchestrator.answering.stats import DrafterTally, find_late_drafters
 from specrag_orchestrator.answering.target_only import answer_alone
+from specrag_orchestrator.answering.waiting import DrafterPace
 from specrag_orchestrator.conversation import select_subset, subset_numbers
 from specrag_orchestrator.drafting import DraftingRequest, DraftStream
 from specrag_orchestrator.question import AnswerPolicy
 from specrag_orchestrator.target import GenerationStream, TargetRequest, VerificationStream
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from specrag_orchestrator.answering.inbox import Inbox
     from specrag_orchestrator.answering.plan import DraftPlan
     from specrag_orchestrator.answering.progress import AnswerProgress
@@ -50,7 +52,7 @@ class DecodingTask:
         model: the target.
         answer_id: the answer.
         random_key: the key of the target's draws.
-        lengths: state of the length controller by drafter address, from earlier turns.
+        memory: what earlier turns tell of the drafters.
         progress: receives what the target says.
         tally: the answer's figures.
     """
@@ -60,7 +62,7 @@ class DecodingTask:
     model: TargetModel
     answer_id: str
     random_key: bytes
-    lengths: Mapping[str, LengthState]
+    memory: DraftMemory
     progress: AnswerProgress
     tally: AnswerTally
 
@@ -72,12 +74,12 @@ class Decoded:
     Attributes:
         policy: the policy.
         degraded: what did not work as asked.
-        lengths: state of the length controller by drafter address.
+        memory: what this and earlier turns tell of the drafters.
     """
 
     policy: AnswerPolicy
     degraded: tuple[Degradation, ...] = ()
-    lengths: Mapping[str, LengthState] = field(default_factory=dict)
+    memory: DraftMemory = field(default_factory=DraftMemory)
 
 
 async def decode_answer(task: DecodingTask, resources: Resources) -> Decoded:
@@ -123,12 +125,13 @@ async def _decode_jointly(task: DecodingTask, resources: Resources) -> Decoded:
     draft_streams = {
         drafter.index: _draft_stream(task, plan, drafter, inbox) for drafter in plan.drafters
     }
-    lines = [_draft_line(task, plan, drafter) for drafter in plan.drafters]
+    lines = [_draft_line(task, resources, plan, drafter) for drafter in plan.drafters]
     machine = RoundMachine(
         task.answer_id,
         lines,
         _limits(task.question, resources),
         step_costs=resources.step_costs,
+        joint=task.memory.joint,
     )
     stream = VerificationStream(
         resources.verifier, _target_request(task), vocab_size=task.model.info.vocab_size
@@ -154,7 +157,9 @@ async def _decode_jointly(task: DecodingTask, resources: Resources) -> Decoded:
             *(_late(task.tally.drafters[one]) for one in late if f"drafter-{one}" not in lost),
             *(() if machine.live_drafters else (_none_left(),)),
         ),
-        lengths={line.tally.address: line.length for line in lines},
+        memory=DraftMemory(
+            histories={line.tally.address: line.history for line in lines}, joint=machine.joint
+        ),
     )
 
 
@@ -206,7 +211,9 @@ def _draft_stream(
     return DraftStream(drafter, request, inbox, vocab_size=task.model.info.vocab_size)
 
 
-def _draft_line(task: DecodingTask, plan: DraftPlan[Drafter], drafter: Drafter) -> DraftLine:
+def _draft_line(
+    task: DecodingTask, resources: Resources, plan: DraftPlan[Drafter], drafter: Drafter
+) -> DraftLine:
     tally = DrafterTally(
         drafter_index=drafter.index,
         address=drafter.address,
@@ -215,8 +222,13 @@ def _draft_line(task: DecodingTask, plan: DraftPlan[Drafter], drafter: Drafter) 
         ),
     )
     task.tally.drafters[drafter.index] = tally
-    length = task.lengths.get(drafter.address, LengthState())
-    return DraftLine(index=drafter.index, tally=tally, length=length)
+    history = task.memory.histories.get(drafter.address)
+    return DraftLine(
+        index=drafter.index,
+        tally=tally,
+        history=history or AcceptanceHistory.begin(task.question.sampling.temperature),
+        pace=resources.paces.setdefault(drafter.address, DrafterPace()),
+    )
 
 
 def _limits(question: Question, resources: Resources) -> RoundLimits:
@@ -224,7 +236,7 @@ def _limits(question: Question, resources: Resources) -> RoundLimits:
     return RoundLimits(
         max_tokens=question.sampling.max_tokens,
         max_gamma=question.draft.max_gamma or tuning.max_gamma,
-        num_branches=question.draft.num_branches,
+        max_branches=question.draft.num_branches or DEFAULT_MAX_BRANCHES,
         max_draft_tokens=tuning.max_draft_tokens,
         waits=tuning.waits,
     )

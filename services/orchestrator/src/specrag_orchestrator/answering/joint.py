@@ -22,7 +22,7 @@ from specrag_orchestrator.answering.inbox import (
     TargetFailed,
     TargetSaid,
 )
-from specrag_orchestrator.answering.rounds import RoundMismatchError, RoundStep
+from specrag_orchestrator.answering.rounds import RoundMismatchError
 from specrag_orchestrator.target import CLOSE_TIMEOUT_S, PromptAccepted, PromptPrefilled
 from specrag_orchestrator.upstream import RETRY_HINT_S
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from specrag_orchestrator.answering.inbox import Inbox, InboxMessage
     from specrag_orchestrator.answering.progress import AnswerProgress
+    from specrag_orchestrator.answering.round_messages import RoundStep
     from specrag_orchestrator.answering.rounds import RoundMachine
     from specrag_orchestrator.drafting import DraftStream
     from specrag_orchestrator.target import TargetMessage, VerificationStream

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from specrag_common.speculation.length import DEFAULT_MAX_GAMMA
+from specrag_common.speculation.controller import DEFAULT_MAX_GAMMA
 from specrag_common.speculation.step_costs import StepCosts
 
-from specrag_orchestrator.answering.waiting import WaitBounds
+from specrag_orchestrator.answering.waiting import DrafterPace, WaitBounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ class DraftTuning:
     """
 
     max_gamma: int = DEFAULT_MAX_GAMMA
-    max_draft_tokens: int = 32
+    max_draft_tokens: int = 64
     waits: WaitBounds = field(default_factory=WaitBounds)
     connect_s: float = 0.3
 
@@ -59,7 +59,8 @@ class Resources:
         sessions: ``None`` when no store is configured.
         tuning: of drafting.
         clock: monotonic seconds.
-        step_costs: what the target's passes cost, learned from all answers.
+        step_costs: what the target's rounds cost, learned from all answers.
+        paces: how fast each drafter answers, by address, learned from all answers.
     """
 
     search: PassageSearch
@@ -70,3 +71,4 @@ class Resources:
     tuning: DraftTuning
     clock: Callable[[], float]
     step_costs: StepCosts = field(default_factory=StepCosts)
+    paces: dict[str, DrafterPace] = field(default_factory=dict)

@@ -15,88 +15,34 @@ Invariants kept:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from specrag_common.speculation.controller import JointHistory
 from specrag_common.speculation.merge import merge_proposals
 from specrag_common.speculation.step_costs import StepCosts
 from specrag_common.wire.rounds import PrefixHash, RoundKey
 
+from specrag_orchestrator.answering.asking import Asking
 from specrag_orchestrator.answering.best_path import choose_best_path
 from specrag_orchestrator.answering.draft_lines import AskedRound, DraftLine
-from specrag_orchestrator.answering.waiting import WaitBounds
+from specrag_orchestrator.answering.round_messages import (
+    DraftCall,
+    RoundLimits,
+    RoundStep,
+    VerifyCall,
+)
+from specrag_orchestrator.answering.round_times import RoundTimes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from specrag_common.speculation.controller import Ask
     from specrag_common.speculation.proposals import DraftProposal
     from specrag_common.speculation.token_tree import TokenTree
     from specrag_common.wire.proposals import KeyedProposal
     from specrag_common.wire.verified import VerifiedTokens
-
-IDLE_FREE_RUN: Final = 7
-"""Further tokens the target decodes alone in a round for which no drafter is asked."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundLimits:
-    """What rounds may cost.
-
-    Attributes:
-        max_tokens: most answer tokens.
-        max_gamma: most tokens a branch.
-        num_branches: branches a drafter and source.
-        max_draft_tokens: proposed tokens a round, before merging.
-        waits: how long to wait for proposals.
-    """
-
-    max_tokens: int
-    max_gamma: int = 8
-    num_branches: int = 1
-    max_draft_tokens: int = 32
-    waits: WaitBounds = field(default_factory=WaitBounds)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftCall:
-    """Tell a drafter what was committed and ask it for a proposal."""
-
-    key: RoundKey
-    committed_token_ids: tuple[int, ...]
-    gamma: int
-    num_branches: int
-
-    @property
-    def drafter_index(self) -> int:
-        """Whom to ask."""
-        return self.key.drafter_index
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyCall:
-    """Have the target verify a tree, then decode ``free_run_tokens`` alone."""
-
-    key: RoundKey
-    tree: TokenTree
-    free_run_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundStep:
-    """What the driver is to do now.
-
-    Attributes:
-        draft_calls: rounds to send to drafters.
-        verify_call: round to send to the target.
-        speculation: tokens to show behind the committed ones; ``None``: leave what is shown.
-        verified_tree: the tree that was just decided; ``None`` for tokens decoded alone.
-    """
-
-    draft_calls: tuple[DraftCall, ...] = ()
-    verify_call: VerifyCall | None = None
-    speculation: tuple[int, ...] | None = None
-    verified_tree: TokenTree | None = None
 
 
 class _Phase(Enum):
@@ -120,6 +66,7 @@ class RoundMachine:
         limits: RoundLimits,
         *,
         step_costs: StepCosts | None = None,
+        joint: JointHistory | None = None,
     ) -> None:
         """Prepare the rounds of one answer.
 
@@ -127,7 +74,8 @@ class RoundMachine:
             answer_id: the answer.
             lines: its drafters; owned from here on.
             limits: what rounds may cost.
-            step_costs: what the target's passes cost; shared by its answers.
+            step_costs: what the target's rounds cost; shared by its answers.
+            joint: what the session's earlier turns tell of the drafters together.
         """
         self._answer_id = answer_id
         self._lines = {line.index: line for line in lines}
@@ -136,7 +84,9 @@ class RoundMachine:
         self._key = self._make_key(0)
         self._phase = _Phase.IDLE
         self._is_prefilled = False
-        self._step_costs = step_costs or StepCosts()
+        costs = step_costs or StepCosts()
+        self._asking = Asking(costs, limits, joint or JointHistory())
+        self._times = RoundTimes(costs)
         self._proposals: dict[int, DraftProposal] = {}
         self._tree: TokenTree | None = None
         self.wait_until: float | None = None
@@ -151,6 +101,11 @@ class RoundMachine:
     def owing_drafters(self) -> list[int]:
         """Live drafters whose proposal has not come."""
         return [line.index for line in self._lines.values() if line.asked is not None]
+
+    @property
+    def joint(self) -> JointHistory:
+        """What is known of the drafters together."""
+        return self._asking.joint
 
     @property
     def is_done(self) -> bool:
@@ -181,7 +136,7 @@ class RoundMachine:
         if asked is None or not is_current or self._phase is not _Phase.DRAFTING:
             return RoundStep()
         self._proposals[line.index] = keyed.proposal
-        step = self._close_if_complete()
+        step = self._close_if_complete(now)
         if step.verify_call is None and not self._is_prefilled:
             return RoundStep(speculation=self._choose_speculation(self._merge()))
         return step
@@ -191,11 +146,11 @@ class RoundMachine:
         line = self._lines[drafter_index]
         line.is_lost = True
         line.asked = None
-        return self._close_if_complete() if self._phase is _Phase.DRAFTING else RoundStep()
+        return self._close_if_complete(None) if self._phase is _Phase.DRAFTING else RoundStep()
 
     def on_wait_over(self) -> RoundStep:
         """The round's wait is over: go on with what is there."""
-        return self._close() if self._phase is _Phase.DRAFTING else RoundStep()
+        return self._close(self.wait_until) if self._phase is _Phase.DRAFTING else RoundStep()
 
     def on_verified(self, verified: VerifiedTokens, now: float) -> RoundStep:
         """The target committed tokens; behind the last message of a round the next one begins.
@@ -206,9 +161,12 @@ class RoundMachine:
         if self._phase is not _Phase.VERIFYING or verified.key != self._key:
             raise RoundMismatchError(f"round {verified.key.round} was verified, not {self.round}")
         tree, self._tree = self._tree, None
+        self._times.note_verified(verified, now, num_nodes=tree.num_nodes if tree else 0)
         self._commit(verified)
         if tree is not None:
-            self._learn(tree, verified)
+            self._asking.learn(self._lines, self._proposals, tree, verified.token_ids)
+        else:
+            self._asking.pass_by(self._lines, num_tokens=len(verified.token_ids))
         if verified.end is not None:
             self._phase = _Phase.DONE
             return RoundStep(verified_tree=tree)
@@ -220,33 +178,36 @@ class RoundMachine:
     def _begin_round(self, now: float) -> RoundStep:
         self._phase = _Phase.DRAFTING
         self._proposals = {}
-        calls = [call for line in self._lines.values() if (call := self._ask(line, now))]
-        if not calls:
-            return self._close()
+        for line in self._lines.values():
+            self._count_round(line)
+        intent = self._asking.choose(
+            self._lines.values(), round_number=self.round, num_left=self._num_left()
+        )
+        asks = intent.plan.asks
+        if not asks:
+            return self._close(None, free_run_tokens=intent.num_alone - 1)
+        calls = tuple(
+            self._ask(self._lines[index], ask, intent.plan.min_probability, now)
+            for index, ask in sorted(asks.items())
+        )
         self.wait_until = self._compute_wait_end(calls, now)
-        return RoundStep(draft_calls=tuple(calls))
+        return RoundStep(draft_calls=calls)
 
-    def _ask(self, line: DraftLine, now: float) -> DraftCall | None:
-        """Ask a drafter, unless it failed, still owes a proposal, or does not pay."""
-        if line.is_lost:
-            return None
-        line.tally.num_asked_rounds += 1
-        if line.asked is not None:
-            line.tally.num_late_rounds += 1
-            return None
-        most = min(self._limits.max_gamma, self._num_left() - 1)
-        gamma = line.choose_gamma(max_gamma=max(0, most), costs=self._step_costs)
-        if not gamma:
-            line.observe((), ())
-            return None
+    def _count_round(self, line: DraftLine) -> None:
+        if not line.is_lost:
+            line.tally.num_asked_rounds += 1
+            line.tally.num_late_rounds += line.asked is not None
+
+    def _ask(self, line: DraftLine, ask: Ask, min_probability: float, now: float) -> DraftCall:
         key = replace(self._key, drafter_index=line.index)
-        line.asked = AskedRound(key=key, gamma=gamma, sent_s=now)
+        line.asked = AskedRound(key=key, gamma=ask.gamma, sent_s=now)
         committed, line.unsent = tuple(line.unsent), []
         return DraftCall(
             key=key,
             committed_token_ids=committed,
-            gamma=gamma,
-            num_branches=self._limits.num_branches,
+            gamma=ask.gamma,
+            num_branches=ask.num_branches,
+            min_probability=min_probability,
         )
 
     def _compute_wait_end(self, calls: Sequence[DraftCall], now: float) -> float | None:
@@ -255,40 +216,30 @@ class RoundMachine:
         if self.round == 0:
             return now + waits.first_s if self._is_prefilled else None
         asked = (self._lines[call.drafter_index] for call in calls)
-        return now + max(line.latency.compute_wait(waits) for line in asked)
+        return now + max(line.pace.compute_wait(waits) for line in asked)
 
-    def _close_if_complete(self) -> RoundStep:
+    def _close_if_complete(self, now: float | None) -> RoundStep:
         """Close the round once nobody is left to wait for."""
         awaited = [
             line
             for line in self._lines.values()
             if line.asked is not None and line.asked.key.round == self.round
         ]
-        return RoundStep() if awaited else self._close()
+        return RoundStep() if awaited else self._close(now)
 
-    def _close(self) -> RoundStep:
-        """Merge what arrived and hand it to the target."""
+    def _close(self, now: float | None, *, free_run_tokens: int = 0) -> RoundStep:
+        """Merge what arrived and hand it to the target; ``now`` only where it is worth timing."""
         for line in self._lines.values():
             if line.asked is not None and line.asked.key.round == self.round:
                 line.tally.num_late_rounds += 1
         self._phase = _Phase.VERIFYING
         self.wait_until = None
+        self._times.note_sent(now if self._is_prefilled else None)
         tree = self._tree = self._merge()
-        call = VerifyCall(key=self._key, tree=tree, free_run_tokens=self._choose_free_run())
+        call = VerifyCall(key=self._key, tree=tree, free_run_tokens=free_run_tokens)
         return RoundStep(
             verify_call=call, speculation=self._choose_speculation(tree) if tree.num_nodes else None
         )
-
-    def _choose_free_run(self) -> int:
-        """Return how many tokens the target decodes alone behind this round's tree."""
-        left = max(0, self._num_left() - 1)
-        if not self.live_drafters:
-            return left
-        was_anyone_asked = bool(self._proposals) or any(
-            line.asked is not None and line.asked.key.round == self.round
-            for line in self._lines.values()
-        )
-        return 0 if was_anyone_asked else min(IDLE_FREE_RUN, left)
 
     def _commit(self, verified: VerifiedTokens) -> None:
         self._prefix.update(verified.token_ids)
@@ -296,20 +247,13 @@ class RoundMachine:
             if not line.is_lost:
                 line.unsent.extend(verified.token_ids)
 
-    def _learn(self, tree: TokenTree, verified: VerifiedTokens) -> None:
-        """Update the histories that lengths are chosen from."""
-        self._step_costs.observe(tree.num_nodes, verified.forward_time_us / 1e6)
-        branches = collect_branches(tree)
-        for index in self._proposals:
-            self._lines[index].observe(branches.get(index, ()), verified.token_ids)
-
     def _merge(self) -> TokenTree:
         return merge_proposals(
             list(self._proposals.values()), max_draft_tokens=self._limits.max_draft_tokens
         )
 
     def _choose_speculation(self, tree: TokenTree) -> tuple[int, ...]:
-        acceptance = {line.index: line.length.acceptance for line in self._lines.values()}
+        acceptance = {line.index: line.history.acceptance for line in self._lines.values()}
         return choose_best_path(tree, acceptance)
 
     def _num_left(self) -> int:
@@ -323,16 +267,3 @@ class RoundMachine:
             committed_length=self._prefix.length,
             prefix_hash=self._prefix.value,
         )
-
-
-def collect_branches(tree: TokenTree) -> dict[int, list[tuple[int, ...]]]:
-    """Return every drafter's branches as the target sees them: after the budget's cuts."""
-    tokens = tree.token_ids.tolist()
-    branches: dict[int, dict[int, list[int]]] = {}
-    for proposal in tree.proposals:
-        of_drafter = branches.setdefault(proposal.drafter_index, {})
-        of_drafter.setdefault(proposal.branch_idx, []).append(tokens[proposal.node_idx])
-    return {
-        index: [tuple(of_drafter[branch_idx]) for branch_idx in sorted(of_drafter)]
-        for index, of_drafter in branches.items()
-    }

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from specrag_common.sessions.model import Session
-    from specrag_common.speculation.length import LengthState
 
+    from specrag_orchestrator.answering.draft_memory import DraftMemory
     from specrag_orchestrator.answering.events import AnswerEvent
     from specrag_orchestrator.answering.progress import AnswerProgress
     from specrag_orchestrator.answering.stats import AnswerTally
@@ -49,7 +49,7 @@ class TurnFacts:
         random_key: the key of every draw.
         started_at: when the question arrived, UTC.
         finished_at: when the answer ended, UTC.
-        lengths: state of the length controller by drafter address.
+        memory: what the turn tells of the drafters.
     """
 
     answer_id: str
@@ -58,7 +58,7 @@ class TurnFacts:
     random_key: bytes
     started_at: datetime
     finished_at: datetime
-    lengths: Mapping[str, LengthState]
+    memory: DraftMemory
 
 
 def build_turn(
@@ -99,7 +99,7 @@ def build_turn(
             cached_tokens=progress.num_cached_tokens,
             num_dropped_passages=progress.num_dropped_passages,
             num_dropped_turns=progress.num_dropped_turns,
-            draft_lengths={name: state.to_dict() for name, state in facts.lengths.items()},
+            draft_lengths=facts.memory.to_log(),
         ),
     )
 

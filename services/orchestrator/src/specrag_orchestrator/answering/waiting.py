@@ -9,11 +9,12 @@ Source: RFC 6298, section 2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _MEAN_GAIN = 0.125
 _DEVIATION_GAIN = 0.25
 _NUM_DEVIATIONS = 4.0
+_PACE_GAIN = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,3 +60,38 @@ class LatencyEstimate:
             return bounds.max_s
         wait = self.mean_s + _NUM_DEVIATIONS * self.deviation_s
         return min(bounds.max_s, max(bounds.min_s, wait))
+
+
+@dataclass(slots=True)
+class DrafterPace:
+    """How fast one drafter answers, learned from the answers of all requests.
+
+    Attributes:
+        latency: its time from request to proposal.
+        reply_s: mean of that time less the drafting: the way there and back, and its queue.
+        token_s: mean time it drafts for a token of a branch.
+    """
+
+    latency: LatencyEstimate = field(default_factory=LatencyEstimate)
+    reply_s: float = 0.0
+    token_s: float = 0.0
+
+    def observe(self, latency_s: float, *, draft_s: float, gamma: int) -> None:
+        """Learn from one answer.
+
+        Args:
+            latency_s: from request to proposal.
+            draft_s: of that, what the drafter says it worked.
+            gamma: tokens a branch it was asked for; 0 when it had nothing to propose.
+        """
+        is_first = self.latency.mean_s is None
+        self.latency = self.latency.observe(latency_s)
+        gain = 1.0 if is_first else _PACE_GAIN
+        self.reply_s += gain * (max(0.0, latency_s - draft_s) - self.reply_s)
+        if gamma:
+            token_s = min(draft_s, latency_s) / gamma
+            self.token_s += (gain if self.token_s else 1.0) * (token_s - self.token_s)
+
+    def compute_wait(self, bounds: WaitBounds) -> float:
+        """Return the seconds to wait; see :meth:`LatencyEstimate.compute_wait`."""
+        return self.latency.compute_wait(bounds)
