@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -15,11 +14,12 @@ from specrag_common.runtime.errors import (
 )
 from specrag_inference.messages import SequenceFailed
 from specrag_inference.models.loading import load_model
+from specrag_inference.planned import count_token_bytes
 from specrag_serving.engine_host import to_error
-from specrag_serving.engine_process import count_token_bytes
 from specrag_serving.live_answers import LiveAnswers
 from specrag_serving.model_files import find_folder, read_model_files
 from specrag_serving.testing import save_sharp_model
+from transformers import AutoConfig
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +43,7 @@ def test_model_files_agree_with_the_loaded_model(tmp_path: Path) -> None:
     folder = save_sharp_model(tmp_path / "m")
     files = read_model_files(str(folder), find_folder(str(folder), tmp_path))
     loaded = load_model(str(folder), dtype="fp32", cache_dir=tmp_path)
-    config = json.loads((folder / "config.json").read_text())
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
 
     assert files.revision == loaded.revision
     assert files.max_model_len == loaded.max_model_len
@@ -86,6 +86,8 @@ def test_answer_can_be_claimed_again_once_it_was_given_back() -> None:
     ("code", "error"),
     [
         ("CAPACITY", Capacity),
+        ("OVERLOADED", Capacity),
+        ("DEADLINE", DeadlineExceeded),
         ("INVALID", InvalidRequest),
         ("NUMERICS", ModelFailure),
         ("ANYTHING_ELSE", ModelFailure),

@@ -29,7 +29,8 @@ from specrag_inference.messages import (
     StatsRequest,
     VerifyTree,
 )
-from specrag_inference.serve import EngineProcessSettings, run_engine
+from specrag_inference.plan import EnginePlan
+from specrag_inference.serve import run_engine
 from specrag_inference.testing import save_tiny_model
 
 if TYPE_CHECKING:
@@ -54,14 +55,14 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     def start_process(model: str) -> tuple[SpawnProcess, Connection]:
         ours, theirs = context.Pipe()
-        settings = EngineProcessSettings(
+        plan = EnginePlan(
             model=model,
             cache_dir=tmp_path,
             dtype="fp32",
             num_threads=1,
             engine=EngineConfig(num_blocks=64),
         )
-        process = context.Process(target=run_engine, args=(theirs, settings))
+        process = context.Process(target=run_engine, args=(theirs, plan))
         process.start()
         theirs.close()
         processes.append(process)
@@ -137,15 +138,15 @@ def test_closed_connection_ends_the_loop_without_an_error(
 ) -> None:
     ours, theirs = multiprocessing.Pipe()
     ours.close()
-    run_engine(theirs, EngineProcessSettings(model=str(model_folder), cache_dir=tmp_path))
+    run_engine(theirs, EnginePlan(model=str(model_folder), cache_dir=tmp_path))
 
 
 @pytest.mark.usefixtures("kept_signals")
 def test_unknown_model_is_reported_in_one_line_and_exits_non_zero(tmp_path: Path) -> None:
     ours, theirs = multiprocessing.Pipe()
-    settings = EngineProcessSettings(model="package:no_such_package/a.gguf", cache_dir=tmp_path)
+    plan = EnginePlan(model="package:no_such_package/a.gguf", cache_dir=tmp_path)
     with pytest.raises(SystemExit, match="1"):
-        run_engine(theirs, settings)
+        run_engine(theirs, plan)
     crashed = receive(ours)
     assert isinstance(crashed, EngineCrashed)
     assert "no installed package has the import name 'no_such_package'" in crashed.message
@@ -155,9 +156,9 @@ def test_unknown_model_is_reported_in_one_line_and_exits_non_zero(tmp_path: Path
 def test_fatal_error_is_reported_and_exits_non_zero(model_folder: Path, tmp_path: Path) -> None:
     ours, theirs = multiprocessing.Pipe()
     ours.send(("nonsense",))
-    settings = EngineProcessSettings(model=str(model_folder), cache_dir=tmp_path)
+    plan = EnginePlan(model=str(model_folder), cache_dir=tmp_path)
     with pytest.raises(SystemExit, match="1"):
-        run_engine(theirs, settings)
+        run_engine(theirs, plan)
     assert isinstance(receive(ours), EngineReady)
     crashed = receive(ours)
     assert isinstance(crashed, EngineCrashed)
@@ -170,15 +171,16 @@ def test_process_ends_when_its_parent_is_killed(model_folder: Path, tmp_path: Pa
         f"""
 import multiprocessing, sys
 from pathlib import Path
-from specrag_inference.serve import EngineProcessSettings, run_engine
+from specrag_inference.plan import EnginePlan
+from specrag_inference.serve import run_engine
 
 if __name__ == "__main__":
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    settings = EngineProcessSettings(
+    plan = EnginePlan(
         model={str(model_folder)!r}, cache_dir=Path({str(tmp_path)!r}), dtype="fp32", num_threads=1
     )
-    process = context.Process(target=run_engine, args=(theirs, settings))
+    process = context.Process(target=run_engine, args=(theirs, plan))
     process.start()
     ours.recv()
     print(process.pid, flush=True)

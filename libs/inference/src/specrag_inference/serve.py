@@ -4,52 +4,40 @@ The parent sends :data:`~specrag_inference.messages.EngineMessage` and receives
 :data:`~specrag_inference.messages.EngineReply`; the first reply is ``EngineReady`` or
 ``EngineCrashed``. Signals meant for the service reach this process too when a whole process group
 is signalled; they are ignored here, because the parent drains first. The process ends on ``None``,
-when the connection closes, or when the parent is gone.
+when the connection closes, or when the parent is gone; further ranks end with it, and it ends with
+them.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
-from dataclasses import dataclass, field
+import threading
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from specrag_inference.engine import Engine, EngineConfig
 from specrag_inference.messages import EngineCrashed, EngineReady, StatsRequest
-from specrag_inference.models.loading import DtypeName, load_model, load_tokenizer
+from specrag_inference.models.quantization import QuantizationError
 from specrag_inference.models.reference import ModelReferenceError
+from specrag_inference.parallel.degree import TensorParallelError
+from specrag_inference.parallel.watch import RankLostError
+from specrag_inference.planned import opened_engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-    from specrag_inference.messages import EngineCommand, EngineMessage
+    from specrag_inference.engine import Engine
+    from specrag_inference.messages import EngineCommand, EngineMessage, EngineReply
+    from specrag_inference.plan import EnginePlan
+
+_LAST_WORDS_WAIT_S: Final = 1.0
 
 _LOGGER = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineProcessSettings:
-    """What an engine process is started with; plain values that travel to another process.
-
-    Attributes:
-        model: model reference.
-        cache_dir: where converted models are kept.
-        dtype: ``auto``, ``bf16`` or ``fp32``.
-        num_threads: torch threads; ``None`` leaves torch's own choice.
-        engine: sizes.
-    """
-
-    model: str
-    cache_dir: Path
-    dtype: DtypeName = "auto"
-    num_threads: int | None = None
-    engine: EngineConfig = field(default_factory=EngineConfig)
-
-
-def run_engine(connection: Connection, settings: EngineProcessSettings) -> None:
+def run_engine(connection: Connection, plan: EnginePlan) -> None:
     """Load the model, then serve until told to end; the target of a child process.
 
     Raises:
@@ -57,28 +45,24 @@ def run_engine(connection: Connection, settings: EngineProcessSettings) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    replies = _Replies(connection)
     try:
-        engine = _load_engine(settings)
-        connection.send(_describe(engine))
-        _serve(engine, connection)
+        with opened_engine(plan, on_loss=replies.crash_now) as engine:
+            replies.send(_describe(engine))
+            _serve(engine, connection, replies)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
-    except (ModelReferenceError, OSError) as error:
-        _crash(connection, str(error))
+    except (
+        ModelReferenceError,
+        OSError,
+        QuantizationError,
+        RankLostError,
+        TensorParallelError,
+    ) as error:
+        replies.crash(str(error))
     except Exception as error:
         _LOGGER.exception("the engine process failed")
-        _crash(connection, f"{type(error).__name__}: {error}")
-
-
-def _load_engine(settings: EngineProcessSettings) -> Engine:
-    tokenizer = load_tokenizer(settings.model, settings.cache_dir)
-    model = load_model(
-        settings.model,
-        dtype=settings.dtype,
-        cache_dir=settings.cache_dir,
-        num_threads=settings.num_threads,
-    )
-    return Engine(model, tokenizer, settings.engine)
+        replies.crash(f"{type(error).__name__}: {error}")
 
 
 def _describe(engine: Engine) -> EngineReady:
@@ -95,23 +79,24 @@ def _describe(engine: Engine) -> EngineReady:
     )
 
 
-def _serve(engine: Engine, connection: Connection) -> None:
+def _serve(engine: Engine, connection: Connection, replies: _Replies) -> None:
     """Alternate between taking messages and running steps; sleep when there is nothing to do."""
     parent = parent_process()
     sentinels = [] if parent is None else [parent.sentinel]
     while True:
-        ready = wait([connection, *sentinels], timeout=0 if engine.has_work else None)
+        timeout = 0 if engine.has_work else engine.seconds_to_deadline()
+        ready = wait([connection, *sentinels], timeout)
         if any(sentinel in ready for sentinel in sentinels):
             return
         for message in _receive_all(connection):
             if message is None:
                 return
             if isinstance(message, StatsRequest):
-                connection.send(engine.stats())
+                replies.send(engine.stats())
             else:
                 engine.submit(message)
         if engine.has_work and (events := engine.step()):
-            connection.send(tuple(events))
+            replies.send(tuple(events))
 
 
 def _receive_all(connection: Connection) -> Iterator[EngineCommand | StatsRequest | None]:
@@ -124,9 +109,35 @@ def _receive_all(connection: Connection) -> Iterator[EngineCommand | StatsReques
             yield message
 
 
-def _crash(connection: Connection, message: str) -> None:
-    try:
-        connection.send(EngineCrashed(message=message))
-    except OSError:
-        _LOGGER.warning("the engine's parent is gone; its last message was: %s", message)
-    raise SystemExit(1)
+class _Replies:
+    """Sends to the parent, from the engine's thread and from the one that watches ranks."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, reply: EngineReply) -> None:
+        """Send one reply whole."""
+        with self._lock:
+            self._connection.send(reply)
+
+    def crash(self, message: str) -> None:
+        """Say why this process ends, and end it in order."""
+        self._send_last(message)
+        raise SystemExit(1)
+
+    def crash_now(self, message: str) -> None:
+        """Say why this process ends, and end it though its main thread may wait for ever."""
+        self._send_last(message)
+        os._exit(1)
+
+    def _send_last(self, message: str) -> None:
+        if not self._lock.acquire(timeout=_LAST_WORDS_WAIT_S):
+            _LOGGER.warning("the engine's parent does not listen; its last message: %s", message)
+            return
+        try:
+            self._connection.send(EngineCrashed(message=message))
+        except OSError:
+            _LOGGER.warning("the engine's parent is gone; its last message was: %s", message)
+        finally:
+            self._lock.release()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 from specrag_common.runtime.settings import ServiceSettings
 from specrag_inference.models.reference import BUNDLED_TARGET
+from specrag_inference.plan import DtypeName, EnginePlan, QuantizationName
 from specrag_inference.prompts.layout import INSTRUCTIONS
 
-from specrag_serving.engine_process import EnginePlan
+_DTYPES: Final[dict[str, DtypeName]] = {"auto": "auto", "bfloat16": "bf16", "float32": "fp32"}
 
 
 class EngineSettings(ServiceSettings):
@@ -26,11 +27,18 @@ class EngineSettings(ServiceSettings):
     model_cache_dir: Path = Path("~/.cache/specrag/models")
     """Folder that keeps converted GGUF models; ``~`` is the home folder."""
 
+    quantization: QuantizationName = "none"
+    """Of the weights: ``int8`` on any machine, ``fp8`` on GPUs that compute in it."""
+
     num_threads: int | None = Field(default=None, ge=1, le=1024)
-    """Torch threads of the engine process; absent: torch decides."""
+    """Torch threads of the replica, shared out over its ranks; absent: torch decides."""
+
+    tp_size: int = Field(default=1, ge=1, le=64)
+    """Tensor-parallel ranks, each a process with a GPU of its own where there are GPUs; must divide
+    the model's key-value heads."""
 
     kv_cache_mib: int = Field(default=512, ge=1, le=1_048_576)
-    """Memory of the block cache in MiB."""
+    """Memory of the block cache in MiB, over all ranks."""
 
     system_prompt: str = Field(default=INSTRUCTIONS, min_length=1, max_length=4000)
     """What the model is told in the system role. Drafters draft best with the target's own."""
@@ -40,7 +48,9 @@ class EngineSettings(ServiceSettings):
         return EnginePlan(
             model=self.model,
             cache_dir=self.model_cache_dir.expanduser(),
-            dtype=self.dtype,
+            dtype=_DTYPES[self.dtype],
+            quantization=self.quantization,
             num_threads=self.num_threads,
+            tp_size=self.tp_size,
             kv_cache_mib=self.kv_cache_mib,
         )

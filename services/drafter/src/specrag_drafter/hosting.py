@@ -84,6 +84,7 @@ def _read_model(settings: DrafterSettings, folder: Path) -> DraftModel:
             instructions=settings.system_prompt,
         ),
         default_sources=settings.sources,
+        tp_size=settings.tp_size,
     )
 
 

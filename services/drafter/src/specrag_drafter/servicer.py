@@ -54,11 +54,13 @@ class DraftModel:
         files: the model as its folder describes it.
         prompts: makes its prompts.
         default_sources: sources of requests that name none.
+        tp_size: ranks of the engine.
     """
 
     files: ModelFiles
     prompts: PromptBuilder
     default_sources: tuple[DraftSource, ...]
+    tp_size: int = 1
 
 
 class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
@@ -128,7 +130,12 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         if self._engine is not None:
             capabilities.append(common_pb2.CAPABILITY_DRAFT_TOKENS)
         return drafter_pb2.DrafterServiceGetModelInfoResponse(
-            model=encode_model_info(model.files, capabilities=capabilities, dtype=self._dtype)
+            model=encode_model_info(
+                model.files,
+                capabilities=capabilities,
+                dtype=self._dtype,
+                tp_size=model.tp_size,
+            )
         )
 
     def _get_model(self) -> DraftModel:

@@ -100,7 +100,12 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         """See the contract."""
         target = self._get_target()
         return verifier_pb2.VerifierServiceGetModelInfoResponse(
-            model=encode_model_info(target.files, capabilities=_CAPABILITIES, dtype=target.dtype)
+            model=encode_model_info(
+                target.files,
+                capabilities=_CAPABILITIES,
+                dtype=target.dtype,
+                tp_size=target.engine.tp_size,
+            )
         )
 
     def _get_target(self) -> TargetModel:

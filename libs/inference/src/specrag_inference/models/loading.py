@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from huggingface_hub import snapshot_download
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.distributed.configuration_utils import DistributedConfig
 
 from specrag_inference.attention.backends import ATTENTION_NAME, register_attention
 from specrag_inference.models.fingerprint import weights_fingerprint
 from specrag_inference.models.gguf_conversion import convert_gguf
+from specrag_inference.models.quantization import quantize_model
 from specrag_inference.models.quiet import quiet_transformers
 from specrag_inference.models.reference import HubModel, ModelReferenceError, resolve_reference
 from specrag_inference.models.supported import check_supported
@@ -20,7 +22,7 @@ from specrag_inference.models.supported import check_supported
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-DtypeName = Literal["auto", "bf16", "fp32"]
+    from specrag_inference.plan import DtypeName, QuantizationName
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 
@@ -32,8 +34,8 @@ class LoadedModel:
     Attributes:
         module: the transformers model, in evaluation mode, attached to block attention.
         num_layers: decoder layers.
-        num_heads: query heads.
-        num_kv_heads: key heads.
+        num_heads: query heads of this rank.
+        num_kv_heads: key heads of this rank.
         head_dim: numbers a head.
         vocab_size: rows of the output layer, padding included.
         max_model_len: longest sequence in tokens.
@@ -64,6 +66,8 @@ def load_model(
     dtype: DtypeName = "auto",
     cache_dir: Path,
     num_threads: int | None = None,
+    tp_size: int = 1,
+    quantization: QuantizationName = "none",
 ) -> LoadedModel:
     """Load the model that ``reference`` names.
 
@@ -72,9 +76,13 @@ def load_model(
         dtype: ``auto`` is bf16 where the hardware computes in it, fp32 elsewhere.
         cache_dir: where converted GGUF files are kept.
         num_threads: torch threads of this process; ``None`` leaves them as they are.
+        tp_size: ranks that share the model; above 1 this process is one of them, in the process
+            group, and loads its share.
+        quantization: of the decoder's linear weights.
 
     Raises:
         ModelReferenceError: the reference names nothing.
+        QuantizationError: this machine cannot quantise so.
     """
     if num_threads is not None:
         torch.set_num_threads(num_threads)
@@ -87,9 +95,13 @@ def load_model(
             dtype=resolve_dtype(dtype, device),
             attn_implementation=ATTENTION_NAME,
             local_files_only=True,
+            distributed_config=DistributedConfig(tp_size=tp_size) if tp_size > 1 else None,
         )
-    torch.nn.Module.to(module, device)
-    return describe_model(module, model_id=model_id, revision=weights_fingerprint(folder))
+    if tp_size == 1:
+        torch.nn.Module.to(module, device)
+        quantize_model(module, quantization)
+    revision = weights_fingerprint(folder)
+    return describe_model(module, model_id=model_id, revision=revision, tp_size=tp_size)
 
 
 def load_tokenizer(reference: str, cache_dir: Path) -> PreTrainedTokenizerBase:
@@ -136,7 +148,9 @@ def resolve_dtype(name: DtypeName, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if computes_bf16 else torch.float32
 
 
-def describe_model(module: PreTrainedModel, *, model_id: str, revision: str) -> LoadedModel:
+def describe_model(
+    module: PreTrainedModel, *, model_id: str, revision: str, tp_size: int = 1
+) -> LoadedModel:
     """Wrap a transformers model that is already attached to block attention.
 
     Raises:
@@ -147,12 +161,13 @@ def describe_model(module: PreTrainedModel, *, model_id: str, revision: str) -> 
     module.eval()  # type: ignore[no-untyped-call]
     module.requires_grad_(requires_grad=False)
     num_heads = config.num_attention_heads
+    num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
     return LoadedModel(
         module=module,
         num_layers=config.num_hidden_layers,
-        num_heads=num_heads,
-        num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
+        num_heads=num_heads // tp_size,
+        num_kv_heads=num_kv_heads // tp_size,
         head_dim=head_dim,
         vocab_size=config.vocab_size,
         max_model_len=config.max_position_embeddings,
