@@ -73,7 +73,7 @@ class Rig:
 
         Chains are committed; nodes stay scratch behind them.
         """
-        step = _lay_out(shares)
+        step = lay_out(shares)
         rows = self.runner.execute(step)
         results = []
         start = 0
@@ -93,7 +93,7 @@ class Rig:
         return table
 
 
-def _lay_out(shares: Sequence[Share]) -> StepInputs:
+def lay_out(shares: Sequence[Share]) -> StepInputs:
     segments, tokens, positions, slots = [], [], [], []
     for share in shares:
         table = share.table

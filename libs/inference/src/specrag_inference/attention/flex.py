@@ -28,11 +28,11 @@ from specrag_inference.attention.flex_layout import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
-    from specrag_inference.attention.backends import LayerCall, PreparedAttention
+    from specrag_inference.attention.backends import LayerCall
     from specrag_inference.attention.step import StepInputs
     from specrag_inference.cache.storage import KvStorage
 
@@ -104,14 +104,14 @@ class FlexBackend:
         # Spans reach slots that nobody has written: they must not hold NaN.
         storage.data.zero_()
 
-    def prepare(self, step: StepInputs) -> PreparedAttention:
+    def prepare(self, step: StepInputs) -> FlexPass:
         """See :class:`~specrag_inference.attention.backends.AttentionBackend`."""
-        return _PreparedFlex(
-            self._storage, step, span_slots=self._span_slots, compiles=self._compiles
-        )
+        return FlexPass(self._storage, step, span_slots=self._span_slots, compiles=self._compiles)
 
 
-class _PreparedFlex:
+class FlexPass:
+    """Attention of one pass; its tensors can be overwritten with those of a pass of equal shape."""
+
     def __init__(
         self, storage: KvStorage, step: StepInputs, *, span_slots: int, compiles: bool
     ) -> None:
@@ -120,7 +120,7 @@ class _PreparedFlex:
         self._device = storage.data.device
         self._span_slots = span_slots
         self._compiles = compiles
-        self._tiles = cut_tiles(step.segments)
+        self._tiles = cut_tiles(step.segments, num_tokens=len(step.token_ids))
         self._tables: dict[int | None, _Tables] = {}
         places, numbers = compute_block_map(
             step.segments, block_size=storage.block_size, num_blocks=storage.num_blocks
@@ -145,6 +145,7 @@ class _PreparedFlex:
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: LayerCall
     ) -> torch.Tensor:
+        """See :class:`~specrag_inference.attention.backends.PreparedAttention`."""
         store_finite(self._storage, call.layer_idx, self._slots, key, value)
         keys, values = self._storage.view_all(call.layer_idx)
         num_heads, _, head_dim = query.shape
@@ -164,6 +165,30 @@ class _PreparedFlex:
             tiled.transpose(0, 1), keys[None], values[None], self._get_tables(call.window)
         )
         return output.transpose(1, 2).reshape(-1, num_heads, head_dim)[self._row_idx]
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Windows of the layers that have attended so far."""
+        return tuple(self._tables)
+
+    def get_shapes(self, windows: Iterable[int | None]) -> tuple[torch.Size, ...]:
+        """Return the shapes of all tensors that layers with these windows read."""
+        return tuple(tensor.shape for tensor in self._list_tensors(windows))
+
+    def copy_from(self, other: FlexPass) -> None:
+        """Overwrite what this pass's layers read with what another pass's would.
+
+        Both have the shapes of :meth:`get_shapes` in common.
+        """
+        windows = self.windows
+        pairs = zip(self._list_tensors(windows), other._list_tensors(windows), strict=True)
+        for mine, theirs in pairs:
+            mine.copy_(theirs)
+
+    def _list_tensors(self, windows: Iterable[int | None]) -> list[torch.Tensor]:
+        tables = [tensor for window in windows for tensor in self._get_tables(window)[2:]]
+        shared = [self._slots, self._token_idx, self._row_idx, self._segment_idx, self._block_map]
+        return shared + tables
 
     def _get_tables(self, window: int | None) -> _Tables:
         """Return what the kernel takes behind keys and values, built once for each window."""

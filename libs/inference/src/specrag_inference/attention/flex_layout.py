@@ -95,8 +95,14 @@ def choose_tile_length(query_counts: Sequence[int]) -> int:
     return min(TILE_LENGTHS, key=compute_cost)
 
 
-def cut_tiles(segments: Sequence[Segment]) -> QueryTiles:
-    """Lay the queries of all segments out in tiles."""
+def cut_tiles(segments: Sequence[Segment], *, num_tokens: int | None = None) -> QueryTiles:
+    """Lay the queries of all segments out in tiles.
+
+    Args:
+        segments: the sequences of the pass.
+        num_tokens: tokens of the pass, when some behind the segments' own only fill it up; they
+            are in no tile.
+    """
     counts = [segment.num_queries for segment in segments]
     length = choose_tile_length(counts)
     tiles_each = [-(-count // length) for count in counts]
@@ -110,6 +116,8 @@ def cut_tiles(segments: Sequence[Segment]) -> QueryTiles:
         row_idx.append(row + np.arange(count))
         row += tiles * length
         token += count
+    if num_tokens is not None:
+        row_idx.append(np.zeros(num_tokens - token, dtype=np.int64))
     return QueryTiles(
         tile_length=length,
         num_tiles=num_tiles,
