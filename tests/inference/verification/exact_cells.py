@@ -10,6 +10,7 @@ from specrag_common.speculation.proposals import DraftBranch, DraftLaw, DraftPro
 from specrag_inference.messages import SamplingParams
 
 from tests.inference.verification.toy_worlds import (
+    RULES,
     Draft,
     Prefix,
     Round,
@@ -42,6 +43,45 @@ PROCESSORS: dict[str, tuple[SamplingParams, SamplingParams]] = {
         SamplingParams(temperature=0.9, top_k=3, top_p=0.8),
     ),
     "greedy target": (SamplingParams(temperature=0.0), SamplingParams(temperature=1.0)),
+    "min-p": (
+        SamplingParams(temperature=1.1, min_p=0.35),
+        SamplingParams(temperature=1.1, min_p=0.2),
+    ),
+    "repetition": (
+        SamplingParams(temperature=1.0, repetition_penalty=1.8),
+        SamplingParams(temperature=1.0, repetition_penalty=1.3),
+    ),
+    "presence and frequency": (
+        SamplingParams(temperature=1.0, presence_penalty=0.9, frequency_penalty=0.7),
+        SamplingParams(temperature=1.0, presence_penalty=0.9, frequency_penalty=0.7),
+    ),
+    "logit bias": (
+        SamplingParams(temperature=1.0, logit_bias=((0, 1.5), (1, -1.0))),
+        SamplingParams(temperature=1.0),
+    ),
+    "minimum length": (
+        SamplingParams(temperature=1.0, min_tokens=2, stop_token_ids=frozenset({0})),
+        SamplingParams(temperature=1.0, min_tokens=1, stop_token_ids=frozenset({0})),
+    ),
+    "greedy with penalties": (
+        SamplingParams(temperature=0.0, repetition_penalty=2.0, frequency_penalty=1.2),
+        SamplingParams(temperature=1.0, repetition_penalty=2.0, frequency_penalty=1.2),
+    ),
+    "everything": (
+        SamplingParams(
+            temperature=1.3,
+            top_p=0.9,
+            top_k=4,
+            min_p=0.1,
+            repetition_penalty=0.7,
+            presence_penalty=-0.8,
+            frequency_penalty=0.6,
+            logit_bias=((1, 0.7),),
+            min_tokens=1,
+            stop_token_ids=frozenset({0}),
+        ),
+        SamplingParams(temperature=1.0, repetition_penalty=0.7, frequency_penalty=0.6),
+    ),
 }
 """Name to (target's parameters, drafters' parameters)."""
 
@@ -88,6 +128,7 @@ class Kind:
     max_support: int | None = None
     max_draft_tokens: int = 64
     change_proposals: Callable[[list[DraftProposal]], list[DraftProposal]] = list
+    stop_token_ids: frozenset[int] = frozenset()
     distrusted_drafters: frozenset[int] = frozenset()
 
 
@@ -184,6 +225,29 @@ def _fixed(models: tuple[ToyModel, ...]) -> list[Draft]:
     ]
 
 
+def _fix_last_token(proposals: list[DraftProposal]) -> list[DraftProposal]:
+    """Let the first drafter's branches end in a fixed token."""
+    branches = tuple(
+        replace(branch, token_ids=(*branch.token_ids[:-1], 1), laws=(*branch.laws[:-1], None))
+        for branch in proposals[0].branches
+    )
+    return [replace(proposals[0], branches=branches), *proposals[1:]]
+
+
+def _look_at_everything(models: tuple[ToyModel, ...]) -> list[Draft]:
+    """Two sampling drafters, and one whose branches depend on all they drew."""
+
+    def choose(earlier: list[DraftProposal]) -> list[Prefix]:
+        drawn = [token for one in earlier for branch in one.branches for token in branch.token_ids]
+        return [(drawn[0], drawn[3]), (drawn[2], sum(drawn) % 3), (sum(drawn) % 2, drawn[1])]
+
+    return [
+        draft_iid(models[0], 0, num_branches=1),
+        draft_iid(models[1], 1, num_branches=1),
+        draft_deterministic(choose, 2),
+    ]
+
+
 def _tree_and_chain(models: tuple[ToyModel, ...]) -> list[Draft]:
     return [
         draft_without_replacement(models[0], 0, num_roots=2, num_children=1),
@@ -193,6 +257,20 @@ def _tree_and_chain(models: tuple[ToyModel, ...]) -> list[Draft]:
 
 KINDS: dict[str, Kind] = {
     "one chain": Kind(build=sample_iid(1), vocab_size=6),
+    "one chain of three": Kind(
+        build=lambda models: [draft_iid(models[0], 0, num_branches=1, depth=3)]
+    ),
+    "one chain, capped laws": Kind(build=sample_iid(1), vocab_size=6, max_support=2),
+    "one chain that ends early": Kind(
+        build=lambda models: [draft_ending_early(models[0], 0, num_branches=1)], vocab_size=5
+    ),
+    "one chain through a stop token": Kind(
+        build=lambda models: [draft_iid(models[0], 0, num_branches=1, depth=3)],
+        stop_token_ids=frozenset({0}),
+    ),
+    "one chain, its last token fixed": Kind(
+        build=sample_iid(1), vocab_size=5, change_proposals=_fix_last_token
+    ),
     "two drafters": Kind(build=sample_iid(1, 1), vocab_size=4),
     "three drafters": Kind(
         build=lambda models: [
@@ -201,6 +279,13 @@ KINDS: dict[str, Kind] = {
         ]
     ),
     "two branches, iid": Kind(build=sample_iid(2), vocab_size=4),
+    "three branches, iid": Kind(
+        build=lambda models: [draft_iid(models[0], 0, num_branches=3, depth=1)], vocab_size=4
+    ),
+    "two branches of three, iid": Kind(
+        build=lambda models: [draft_iid(models[0], 0, num_branches=2, depth=3)], vocab_size=2
+    ),
+    "branches through a stop token": Kind(build=sample_iid(2, 1), stop_token_ids=frozenset({1})),
     "two branches and a drafter": Kind(
         build=lambda models: [
             draft_iid(models[0], 0, num_branches=2),
@@ -232,6 +317,7 @@ KINDS: dict[str, Kind] = {
         build=sample_iid(2, 1), change_proposals=_replace_second_branch
     ),
     "deterministic after looking": Kind(build=_look),
+    "deterministic after looking at everything": Kind(build=_look_at_everything),
     "confidence cut, declared deterministic": Kind(
         build=sample_iid(1, 1),
         change_proposals=lambda proposals: declare_deterministic(cut_unlikely(proposals)),
@@ -250,7 +336,13 @@ KINDS: dict[str, Kind] = {
 
 
 def build_round(
-    kind: str, processor: str, dtype: Dtype, *, permuted: bool = False, seed: int = 7
+    kind: str,
+    processor: str,
+    dtype: Dtype,
+    *,
+    rule: str = "as chosen",
+    permuted: bool = False,
+    seed: int = 7,
 ) -> Round:
     """The round of one cell."""
     spec = KINDS[kind]
@@ -263,6 +355,8 @@ def build_round(
         max_draft_tokens=spec.max_draft_tokens,
         change_proposals=spec.change_proposals,
         change_tree=permute_nodes if permuted else lambda tree: tree,
+        make_rule=RULES[rule],
+        stop_token_ids=spec.stop_token_ids | PROCESSORS[processor][0].stop_token_ids,
         distrusted_drafters=spec.distrusted_drafters,
     )
 

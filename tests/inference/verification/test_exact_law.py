@@ -2,10 +2,13 @@
 
 Compared are whole answers of three tokens (the round's, then the target's own), so that dependence
 between positions is tested and not only each token's law. ``python -m bench.exact_law`` prints the
-whole table; the production dtype is tested here on fewer processors.
+whole table; what runs by default here takes fewer processors.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -17,20 +20,51 @@ from tests.inference.verification.exact_cells import (
     build_round,
     build_world,
 )
-from tests.inference.verification.toy_worlds import Rounds, compute_total_variation
+from tests.inference.verification.textbook_rules import TextbookBlock, TextbookTraversal
+from tests.inference.verification.toy_worlds import (
+    RULES,
+    Rounds,
+    compute_commit_law,
+    compute_total_variation,
+    enumerate_trees,
+    use,
+)
 from tests.inference.verification.wrong_variants import WRONG_VARIANTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from specrag_inference.verification.chooser import Chooser
+    from specrag_inference.verification.rules import VerificationRule
 
 LIMITS: dict[Dtype, float] = {np.float64: 1e-12, np.float32: 1e-6}
 SMALLEST_BIAS = 1e-3
 
 
-@pytest.mark.parametrize("dtype", list(LIMITS), ids=lambda dtype: dtype.__name__)
+def check_cells(kind: str, processors: Sequence[str], dtypes: Iterable[Dtype]) -> None:
+    """Hold every rule against the limit; node orders alternate."""
+    for dtype in dtypes:
+        for processor_idx, processor in enumerate(processors):
+            trees = enumerate_trees(build_round(kind, processor, dtype))
+            for rule_idx, rule in enumerate(RULES):
+                permuted = (processor_idx + rule_idx) % 2 == 1
+                round_ = build_round(kind, processor, dtype, rule=rule, permuted=permuted)
+                bias = compute_total_variation(round_, trees)
+                assert bias < LIMITS[dtype], (processor, rule, dtype.__name__)
+
+
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_output_law_equals_the_targets_for_every_processor(kind: str, dtype: Dtype) -> None:
-    processors = list(PROCESSORS) if dtype is np.float64 else ["top-p", "greedy target"]
-    for idx, processor in enumerate(processors):
-        round_ = build_round(kind, processor, dtype, permuted=idx % 2 == 1)
-        assert compute_total_variation(round_) < LIMITS[dtype], processor
+def test_output_law_equals_the_targets(kind: str) -> None:
+    names = list(PROCESSORS)
+    first = list(KINDS).index(kind) % len(names)
+    check_cells(kind, ["plain", names[first]], [np.float64])
+    check_cells(kind, ["top-p"], [np.float32])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_output_law_equals_the_targets_for_every_processor(kind: str) -> None:
+    check_cells(kind, list(PROCESSORS), LIMITS)
 
 
 @pytest.mark.parametrize("processor", list(PROCESSORS))
@@ -53,3 +87,26 @@ def test_several_rounds_with_lengths_from_history_keep_the_law(
 @pytest.mark.parametrize("variant", list(WRONG_VARIANTS))
 def test_wrong_variant_is_caught(variant: str) -> None:
     assert compute_total_variation(WRONG_VARIANTS[variant]()) > SMALLEST_BIAS
+
+
+@pytest.mark.parametrize(
+    ("kind", "textbook", "rule"),
+    [
+        ("one chain", TextbookBlock, "as chosen"),
+        ("one chain", TextbookTraversal, "as chosen"),
+        ("one chain", TextbookBlock, "traversal"),
+        ("two branches, iid", TextbookTraversal, "as chosen"),
+        ("children without replacement", TextbookTraversal, "as chosen"),
+        ("greedy and sampled", TextbookTraversal, "as chosen"),
+    ],
+)
+@pytest.mark.congruence
+def test_rule_decides_what_the_formulas_say(
+    kind: str, textbook: Callable[[Chooser], VerificationRule], rule: str
+) -> None:
+    """Tree by tree, not only on average: the commits of each tree have the same probabilities."""
+    fast = build_round(kind, "plain", np.float64, rule=rule)
+    slow = replace(fast, make_rule=use(textbook))
+    for _, tree in enumerate_trees(fast):
+        laws = [compute_commit_law(round_, tree) for round_ in (fast, slow)]
+        assert laws[0] == pytest.approx(laws[1], abs=1e-12)

@@ -22,8 +22,6 @@ from specrag_inference.messages import SamplingParams
 from specrag_inference.sampling.numerics import NumericsError
 from specrag_inference.sampling.processors import compute_law
 from specrag_inference.verification import WalkResult, walk_tree
-from specrag_inference.verification.rejection import compute_residual
-from specrag_inference.verification.trials import Trial
 
 from tests.inference.verification.exact_cells import permute_nodes
 
@@ -237,16 +235,6 @@ def test_proposed_token_beyond_the_targets_vocabulary_is_rejected(mode: Verifica
         result = walk(build_tree((VOCAB_SIZE + 3,), law=stated), Counting(), mode)
         assert result.path == ()
         assert result.final_token == 0
-
-
-def test_residual_that_rounds_to_nothing_keeps_the_last_one_without_rejected_tokens() -> None:
-    residual = np.array([0.25, 0.25, 0.5], dtype=np.float32)
-    law = DraftLaw(
-        token_ids=np.arange(3, dtype=np.int32), probs=np.nextafter(residual, np.float32(1))
-    )
-    trial = Trial(token_id=0, node_idx=0, drafter_index=0, branch_idx=0, law=law)
-    assert compute_residual(residual, trial, [0]).tolist() == pytest.approx([0, 1 / 3, 2 / 3])
-    assert compute_residual(residual, trial, [1, 2, 0]).tolist() == residual.tolist()
 
 
 def test_greedy_target_needs_no_luck_with_sampled_proposals() -> None:

@@ -7,10 +7,11 @@ chooser it is given, so that its exact output law can be enumerated.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +25,14 @@ from specrag_common.speculation.proposals import (
     SiblingKind,
 )
 from specrag_inference.drafting import cap_law
+from specrag_inference.sampling.history import TokenHistory
 from specrag_inference.sampling.processors import compute_law
 from specrag_inference.verification.chooser import Chooser
 from specrag_inference.verification.enumeration import EnumeratingChooser, enumerate_outcomes
 from specrag_inference.verification.rejection import RejectionRule
 from specrag_inference.verification.rules import VerificationRule, WalkOptions
+from specrag_inference.verification.traversal import TraversalRule
+from specrag_inference.verification.walk import choose_rule
 
 if TYPE_CHECKING:
     from specrag_common.speculation.token_tree import TokenTree
@@ -39,6 +43,9 @@ Prefix = tuple[int, ...]
 
 ANSWER_LENGTH = 3
 """Tokens of the answers compared: the round's, then the target's own."""
+
+PROMPT: Prefix = (1, 1)
+"""What stands before the answer; only repetition penalties see it."""
 
 
 class ToyModel:
@@ -52,12 +59,15 @@ class ToyModel:
         params: SamplingParams,
         dtype: type[np.float32] | type[np.float64] = np.float64,
         max_support: int | None = None,
+        near: tuple[int, float] | None = None,
     ) -> None:
+        """Make random tables; ``near`` = (seed of another model, distance) resembles that one."""
         self.vocab_size = vocab_size
         self._seed = seed
         self._params = params
         self._dtype = dtype
         self._max_support = max_support
+        self._near = near
         self._committed: Prefix = ()
         self._laws: dict[Prefix, Law] = {}
         self._draft_laws: dict[Prefix, DraftLaw] = {}
@@ -66,10 +76,17 @@ class ToyModel:
         """[vocab_size]: the processed law behind ``prefix``."""
         tokens = (*self._committed, *prefix)
         if tokens not in self._laws:
-            rng = np.random.default_rng([self._seed, len(tokens), *tokens])
-            logits: Law = rng.normal(scale=1.2, size=self.vocab_size)
-            self._laws[tokens] = compute_law(logits.astype(self._dtype), self._params)
+            history = TokenHistory.of(prompt_token_ids=PROMPT, answer_token_ids=tokens)
+            logits: NDArray[Any] = self._make_logits(tokens).astype(self._dtype)
+            self._laws[tokens] = compute_law(logits, self._params, history)
         return self._laws[tokens]
+
+    def _make_logits(self, tokens: Prefix) -> Law:
+        logits = _draw_logits(self._seed, tokens, self.vocab_size)
+        if self._near is None:
+            return logits
+        seed, distance = self._near
+        return _draw_logits(seed, tokens, self.vocab_size) + distance * logits
 
     def behind(self, committed: Prefix) -> ToyModel:
         """The same tables, seen from behind committed tokens."""
@@ -87,6 +104,12 @@ class ToyModel:
         return self._draft_laws[tokens]
 
 
+def _draw_logits(seed: int, tokens: Prefix, vocab_size: int) -> Law:
+    rng = np.random.default_rng([seed, len(tokens), *tokens])
+    logits: Law = rng.normal(scale=1.2, size=vocab_size)
+    return logits
+
+
 @dataclass
 class TreeLaws:
     """The target's laws over a tree, for a walk."""
@@ -101,6 +124,21 @@ Draft = Callable[[Chooser, list[DraftProposal]], DraftProposal]
 """(chooser, proposals made before) to one drafter's proposal."""
 
 
+MakeRule = Callable[["TokenTree", Chooser, WalkOptions], VerificationRule]
+
+
+def use(rule: Callable[[Chooser], VerificationRule]) -> MakeRule:
+    """Use one rule whatever is declared."""
+    return lambda _tree, chooser, _options: rule(chooser)
+
+
+RULES: dict[str, MakeRule] = {
+    "as chosen": choose_rule,
+    "sequential": use(RejectionRule),
+    "traversal": use(TraversalRule),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Round:
     """One round: draft, merge, walk. The hooks are where wrong variants cut in."""
@@ -110,27 +148,58 @@ class Round:
     max_draft_tokens: int = 64
     change_proposals: Callable[[list[DraftProposal]], list[DraftProposal]] = list
     change_tree: Callable[[TokenTree], TokenTree] = lambda tree: tree
-    make_rule: Callable[[Chooser], VerificationRule] = RejectionRule
+    make_rule: MakeRule = RULES["sequential"]
     wrap_chooser: Callable[[EnumeratingChooser], Any] = lambda chooser: chooser
+    stop_token_ids: frozenset[int] = field(default_factory=frozenset)
     distrusted_drafters: frozenset[int] = field(default_factory=frozenset)
 
     def __call__(self, base: EnumeratingChooser) -> Prefix:
         """Return the committed tokens."""
         chooser = self.wrap_chooser(base)
+        return self.verify(self.draft(chooser), chooser)
+
+    def draft(self, chooser: Chooser) -> TokenTree:
+        """Return the merged proposals."""
         proposals: list[DraftProposal] = []
         for draft in self.drafters:
             proposals.append(draft(chooser, proposals))
-        merged = merge_proposals(
+        return merge_proposals(
             self.change_proposals(proposals), max_draft_tokens=self.max_draft_tokens
         )
-        tree = self.change_tree(merged)
-        result = self.make_rule(chooser).walk(
-            tree,
-            TreeLaws(self.target),
-            WalkOptions(position=0, distrusted_drafters=self.distrusted_drafters),
+
+    def verify(self, tree: TokenTree, chooser: Chooser) -> Prefix:
+        """Return the committed tokens of one tree."""
+        tree = self.change_tree(tree)
+        options = WalkOptions(
+            position=0,
+            stop_token_ids=self.stop_token_ids,
+            distrusted_drafters=self.distrusted_drafters,
         )
-        assert result.final_token is not None
-        return (*(int(tree.token_ids[node]) for node in result.path), result.final_token)
+        rule = self.make_rule(tree, chooser, options)
+        result = rule.walk(tree, TreeLaws(self.target), options)
+        accepted = tuple(int(tree.token_ids[node]) for node in result.path)
+        return accepted if result.final_token is None else (*accepted, result.final_token)
+
+
+class Uniforms(Protocol):
+    """Where the random choices of a round that begins behind ``start`` tokens come from."""
+
+    def drafting(self, start: int) -> Chooser: ...
+
+    def deciding(self, start: int) -> Chooser: ...
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """Every choice is independent of all others."""
+
+    base: EnumeratingChooser
+
+    def drafting(self, start: int) -> Chooser:
+        return self.base
+
+    def deciding(self, start: int) -> Chooser:
+        return self.base
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,34 +208,78 @@ class Rounds:
 
     target: ToyModel
     draft_models: Sequence[ToyModel]
+    first_gamma: int = 1
+    make_rule: MakeRule = choose_rule
+    make_uniforms: Callable[[EnumeratingChooser], Uniforms] = Fresh
 
     def __call__(self, base: EnumeratingChooser) -> Prefix:
         """Return the committed tokens, cut to the length compared."""
+        uniforms = self.make_uniforms(base)
         committed: Prefix = ()
-        gamma = 1
+        gamma = self.first_gamma
         while len(committed) < ANSWER_LENGTH:
+            start = len(committed)
             round_ = Round(
                 target=self.target.behind(committed),
                 drafters=[
                     draft_iid(model.behind(committed), idx, num_branches=1, depth=gamma)
                     for idx, model in enumerate(self.draft_models)
                 ],
+                make_rule=self.make_rule,
             )
-            tokens = round_(base)
+            tree = round_.draft(uniforms.drafting(start))
+            tokens = round_.verify(tree, uniforms.deciding(start))
             gamma = 2 if len(tokens) > gamma else 1
             committed = (*committed, *tokens)
         return committed[:ANSWER_LENGTH]
 
 
-def compute_output_law(procedure: Round | Rounds) -> NDArray[np.float64]:
-    """[vocab_size] * ANSWER_LENGTH: the exact law of answers that begin with the procedure."""
-    size = procedure.target.vocab_size
-    law = np.zeros((size,) * ANSWER_LENGTH)
-    total = 0.0
-    for probability, tokens in enumerate_outcomes(procedure):
-        law[tokens] += probability * compute_continuation(procedure.target, tokens)
-        total += probability
-    assert abs(total - 1.0) < 1e-5, "the enumerated choices do not sum to 1"
+def enumerate_trees(round_: Round) -> list[tuple[float, TokenTree]]:
+    """Every tree that the round's drafters can propose, with its probability."""
+    trees: dict[Hashable, tuple[float, TokenTree]] = {}
+    for probability, tree in enumerate_outcomes(round_.draft):
+        key = _identify(tree)
+        before = trees[key][0] if key in trees else 0.0
+        trees[key] = (before + probability, tree)
+    return list(trees.values())
+
+
+def _identify(tree: TokenTree) -> Hashable:
+    """What tells two trees of one round apart: laws are functions of the tokens before them."""
+    proposals = tuple(
+        (one.node_idx, one.drafter_index, one.branch_idx, one.law is None) for one in tree.proposals
+    )
+    return tree.token_ids.tobytes(), tree.parent_idx.tobytes(), proposals
+
+
+def enumerate_commits(
+    round_: Round, trees: Sequence[tuple[float, TokenTree]]
+) -> Iterator[tuple[float, Prefix]]:
+    """Every commit that verifying one of the trees can end with, with its probability."""
+    for probability, tree in trees:
+        for conditional, tokens in enumerate_outcomes(partial(round_.verify, tree)):
+            yield probability * conditional, tokens
+
+
+def compute_commit_law(round_: Round, tree: TokenTree) -> dict[Prefix, float]:
+    """The probability of every commit of one tree, but for those that rounding alone allows."""
+    law = _gather(enumerate_commits(round_, [(1.0, tree)]))
+    return {tokens: probability for tokens, probability in law.items() if probability > 1e-12}
+
+
+def _gather(outcomes: Iterable[tuple[float, Prefix]]) -> dict[Prefix, float]:
+    commits: dict[Prefix, float] = {}
+    for probability, tokens in outcomes:
+        commits[tokens] = commits.get(tokens, 0.0) + probability
+    return commits
+
+
+def _add_up(target: ToyModel, outcomes: Iterable[tuple[float, Prefix]]) -> NDArray[np.float64]:
+    commits = _gather(outcomes)
+    assert abs(sum(commits.values()) - 1.0) < 1e-5, "the enumerated choices do not sum to 1"
+    law = np.zeros((target.vocab_size,) * ANSWER_LENGTH)
+    for tokens, probability in commits.items():
+        law[tokens[:ANSWER_LENGTH]] += probability * compute_continuation(target, tokens)
     return law
 
 
@@ -184,9 +297,22 @@ def compute_continuation(target: ToyModel, prefix: Prefix) -> NDArray[np.float64
     )
 
 
-def compute_total_variation(procedure: Round | Rounds) -> float:
-    """Distance between the output law and the target's, over whole answers."""
-    difference = compute_output_law(procedure) - compute_continuation(procedure.target, ())
+def compute_total_variation(
+    procedure: Round | Rounds, trees: Sequence[tuple[float, TokenTree]] | None = None
+) -> float:
+    """Distance between the output law and the target's, over whole answers.
+
+    Args:
+        procedure: what makes the answers.
+        trees: of a round, where they are enumerated already.
+    """
+    outcomes = (
+        enumerate_outcomes(procedure)
+        if trees is None or isinstance(procedure, Rounds)
+        else enumerate_commits(procedure, trees)
+    )
+    law = _add_up(procedure.target, outcomes)
+    difference = law - compute_continuation(procedure.target, ())
     return float(0.5 * np.abs(difference).sum())
 
 

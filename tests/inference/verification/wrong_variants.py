@@ -5,7 +5,8 @@ Every variant is a round in which one thing is done wrong; most were seen in rea
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,14 @@ from specrag_common.speculation.proposals import DraftLaw, DraftProposal, Siblin
 from specrag_common.speculation.token_tree import TokenTree
 from specrag_inference.messages import SamplingParams
 from specrag_inference.verification.rejection import RejectionRule
+from specrag_inference.verification.traversal import TraversalRule
 
 from tests.inference.verification.exact_cells import cut_unlikely, sample_iid
+from tests.inference.verification.textbook_rules import Mistake, TextbookBlock, TextbookTraversal
 from tests.inference.verification.toy_worlds import (
     Draft,
     Round,
+    Rounds,
     ToyModel,
     choose_by_looking,
     choose_greedy,
@@ -26,16 +30,21 @@ from tests.inference.verification.toy_worlds import (
     draft_ending_early,
     draft_iid,
     draft_without_replacement,
+    use,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from numpy.typing import NDArray
     from specrag_inference.verification.chooser import Chooser, TrialKey
     from specrag_inference.verification.enumeration import EnumeratingChooser
     from specrag_inference.verification.laws import TargetLaws
-    from specrag_inference.verification.rules import WalkOptions, WalkResult
+    from specrag_inference.verification.rules import (
+        VerificationRule,
+        WalkOptions,
+        WalkResult,
+    )
     from specrag_inference.verification.trials import Trial
 
 _PARAMS = SamplingParams(temperature=0.6)
@@ -168,13 +177,13 @@ def try_deterministic_before_sampled() -> Round:
             draft_iid(models[0], 1, num_branches=1),
             draft_deterministic(choose_by_looking, 0),
         ],
-        make_rule=_DrafterOrderRule,
+        make_rule=use(_DrafterOrderRule),
     )
 
 
 def draw_final_from_next_row() -> Round:
     """After a rejection the token comes from the row behind the rejected token."""
-    return _round(sample_iid(1), make_rule=_NextRowRule)
+    return _round(sample_iid(1), make_rule=use(_NextRowRule))
 
 
 def state_uncapped_laws() -> Round:
@@ -196,7 +205,55 @@ def state_uncapped_laws() -> Round:
     )
 
 
-WRONG_VARIANTS: dict[str, Callable[[], Round]] = {
+def mistake_in_block(mistake: Mistake) -> Round:
+    """A chain, verified as a block with one mistake."""
+    return _round(
+        lambda models: [draft_iid(models[0], 0, num_branches=1)],
+        vocab_size=5,
+        make_rule=use(lambda chooser: TextbookBlock(chooser, mistake)),
+    )
+
+
+def mistake_in_traversal(mistake: Mistake) -> Round:
+    """Two independent branches, traversed with one mistake."""
+    return _round(sample_iid(2), make_rule=use(lambda chooser: TextbookTraversal(chooser, mistake)))
+
+
+def verify_merged_chain_as_block() -> Round:
+    """Two branches that merged into a chain are taken for one."""
+
+    def make_rule(tree: TokenTree, chooser: Chooser, options: WalkOptions) -> VerificationRule:
+        is_chain = np.array_equal(tree.parent_idx, np.arange(-1, tree.num_nodes - 1))
+        return TextbookBlock(chooser) if is_chain else TraversalRule(chooser)
+
+    return _round(sample_iid(2), make_rule=make_rule)
+
+
+def choose_rule_from_merged_shape() -> Round:
+    """Either rule is exact, but which one is taken depends on whether two branches agree."""
+
+    def make_rule(tree: TokenTree, chooser: Chooser, options: WalkOptions) -> VerificationRule:
+        is_chain = np.array_equal(tree.parent_idx, np.arange(-1, tree.num_nodes - 1))
+        return RejectionRule(chooser) if is_chain else TraversalRule(chooser)
+
+    return _round(sample_iid(2), make_rule=make_rule)
+
+
+def share_uniforms_between_rounds(purpose: str) -> Rounds:
+    """A block looks behind the token it ends with; the next round meets the same uniforms."""
+    target, model = (
+        ToyModel(seed=seed, vocab_size=3, params=SamplingParams(temperature=1.0))
+        for seed in (1, 11)
+    )
+    return Rounds(
+        target=target,
+        draft_models=[model],
+        first_gamma=3,
+        make_uniforms=partial(_SharedByRounds, purpose=purpose),
+    )
+
+
+WRONG_VARIANTS: dict[str, Callable[[], Round | Rounds]] = {
     "duplicates merged away": merge_duplicates_away,
     "deterministic with model probabilities": give_greedy_tokens_model_laws,
     "without replacement read as independent": read_siblings_as_independent,
@@ -210,6 +267,22 @@ WRONG_VARIANTS: dict[str, Callable[[], Round]] = {
     "deterministic tried before sampled": try_deterministic_before_sampled,
     "final token from the next row": draw_final_from_next_row,
     "stated law is not the law drawn from": state_uncapped_laws,
+    "block: stopped at the first failure": partial(mistake_in_block, Mistake.STOP_AT_FIRST_FAILURE),
+    "block: residual of the plain target": partial(
+        mistake_in_block, Mistake.RESIDUAL_OF_PLAIN_TARGET
+    ),
+    "block: weights not clipped on the way": partial(mistake_in_block, Mistake.UNCLIPPED_WEIGHT),
+    "block: two branches merged into a chain": verify_merged_chain_as_block,
+    "traversal: plain target ratio": partial(mistake_in_traversal, Mistake.PLAIN_RATIO),
+    "traversal: siblings not updated": partial(mistake_in_traversal, Mistake.SIBLINGS_NOT_UPDATED),
+    "traversal: failure not conditioned on": partial(
+        mistake_in_traversal, Mistake.FAILURE_NOT_CONDITIONED
+    ),
+    "traversal: only the token removed": partial(mistake_in_traversal, Mistake.ONLY_TOKEN_REMOVED),
+    "traversal: duplicates skipped": partial(mistake_in_traversal, Mistake.DUPLICATES_SKIPPED),
+    "rule chosen from the merged shape": choose_rule_from_merged_shape,
+    "draft uniforms met again next round": partial(share_uniforms_between_rounds, "draft"),
+    "accept uniforms met again next round": partial(share_uniforms_between_rounds, "accept"),
 }
 
 
@@ -255,29 +328,22 @@ def _slot_but_final(purpose: str, position: int) -> tuple[str, int]:
     return ("final" if purpose == "final" else "shared", position)
 
 
-class _SharedUniform:
-    """A chooser whose uniforms are shared between purposes: it tracks where each one lies."""
+class _Slots:
+    """Uniforms that serve more than one choice: tracks where each one lies."""
 
-    def __init__(
-        self, base: EnumeratingChooser, slot_of: Callable[[str, int], tuple[str, int]]
-    ) -> None:
+    def __init__(self, base: EnumeratingChooser) -> None:
         self._base = base
-        self._slot_of = slot_of
-        self._interval: dict[tuple[str, int], tuple[float, float]] = {}
-        self._drafting = True
+        self._interval: dict[Hashable, tuple[float, float]] = {}
 
-    def accept(self, probability: float, key: TrialKey) -> bool:
-        self._drafting = False
-        slot = self._slot_of("accept", key.position)
+    def accept(self, slot: Hashable, probability: float) -> bool:
         return self._split(slot, [0.0, probability, 1.0]) == 0
 
-    def draw(self, law: NDArray[np.floating[Any]], *, position: int) -> int:
-        slot = self._slot_of("draft" if self._drafting else "final", position)
+    def draw(self, slot: Hashable, law: NDArray[np.floating[Any]]) -> int:
         edges = np.concatenate([[0.0], np.cumsum(law / law.sum())])
         edges[-1] = 1.0
         return self._split(slot, edges.tolist())
 
-    def _split(self, slot: tuple[str, int], edges: list[float]) -> int:
+    def _split(self, slot: Hashable, edges: list[float]) -> int:
         """Cut the uniform's interval at ``edges`` and take one part."""
         low, high = self._interval.get(slot, (0.0, 1.0))
         parts = [(max(low, start), min(high, end)) for start, end in pairwise(edges)]
@@ -285,3 +351,51 @@ class _SharedUniform:
         option = self._base.choose(weights)
         self._interval[slot] = parts[option]
         return option
+
+
+class _SharedUniform:
+    """A chooser whose uniforms are shared between purposes."""
+
+    def __init__(
+        self, base: EnumeratingChooser, slot_of: Callable[[str, int], tuple[str, int]]
+    ) -> None:
+        self._slots = _Slots(base)
+        self._slot_of = slot_of
+        self._drafting = True
+
+    def accept(self, probability: float, key: TrialKey) -> bool:
+        self._drafting = False
+        return self._slots.accept(self._slot_of("accept", key.position), probability)
+
+    def draw(self, law: NDArray[np.floating[Any]], *, position: int) -> int:
+        purpose = "draft" if self._drafting else "final"
+        return self._slots.draw(self._slot_of(purpose, position), law)
+
+
+class _SharedByRounds:
+    """Uniforms named by absolute position alone: a later round meets those of an earlier one."""
+
+    def __init__(self, base: EnumeratingChooser, *, purpose: str) -> None:
+        self._base = base
+        self._slots = _Slots(base)
+        self._purpose = purpose
+
+    def drafting(self, start: int) -> Chooser:
+        return _Positioned(self._slots, start) if self._purpose == "draft" else self._base
+
+    def deciding(self, start: int) -> Chooser:
+        return _Positioned(self._slots, start) if self._purpose == "accept" else self._base
+
+
+@dataclass(frozen=True)
+class _Positioned:
+    """The choices of a round that begins behind ``start`` tokens, by absolute position."""
+
+    slots: _Slots
+    start: int
+
+    def accept(self, probability: float, key: TrialKey) -> bool:
+        return self.slots.accept(("accept", self.start + key.position), probability)
+
+    def draw(self, law: NDArray[np.floating[Any]], *, position: int) -> int:
+        return self.slots.draw(("draw", self.start + position), law)

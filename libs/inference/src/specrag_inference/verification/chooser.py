@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from specrag_inference.verification.trials import Trial
+
+
+_SETTLING_TRIALS = 2**16
+"""Where the ``trial`` numbers of rules that settle upwards begin: above any ordinal at a node."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialKey:
@@ -26,13 +32,28 @@ class TrialKey:
         position: absolute answer position of the token.
         drafter_index: the drafter.
         branch_idx: draw order of the branch.
-        trial: ordinal of the trial at the node, from 0.
+        trial: ordinal of the trial at the node, from 0; see :meth:`settling`.
     """
 
     position: int
     drafter_index: int
     branch_idx: int
     trial: int
+
+    @staticmethod
+    def settling(trial: Trial, *, position: int, depth: int) -> TrialKey:
+        """Return the key of the decision whether a proposal's node is where the walk ends.
+
+        Rules that settle a tree upwards decide about positions behind the token they end with, and
+        the next round decides about the same positions again. So the key also holds ``depth``, the
+        number of tokens before this one in its round: with the position it tells rounds apart.
+        """
+        return TrialKey(
+            position=position,
+            drafter_index=trial.drafter_index,
+            branch_idx=trial.branch_idx,
+            trial=_SETTLING_TRIALS + depth,
+        )
 
 
 class Chooser(Protocol):

@@ -12,7 +12,7 @@ Source: Daliri et al., arXiv 2408.07978.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,11 +22,11 @@ from specrag_inference.verification.rules import Decision, WalkOptions, WalkResu
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
     from specrag_common.speculation.randomness import RandomStream
     from specrag_common.speculation.token_tree import TokenTree
 
     from specrag_inference.verification.laws import TargetLaws
+    from specrag_inference.verification.residual import Law
     from specrag_inference.verification.trials import Trial
 
 
@@ -43,15 +43,13 @@ class CoupledRule:
         """Walk the tree; see :class:`VerificationRule`."""
         return descend(tree, laws, options, self._decide)
 
-    def _decide(
-        self, target_probs: NDArray[np.floating[Any]], trials: Sequence[Trial], position: int
-    ) -> Decision:
+    def _decide(self, target_probs: Law, trials: Sequence[Trial], position: int) -> Decision:
         token_id = choose_coupled(target_probs, self._random, position=position)
         node_idx = next((trial.node_idx for trial in trials if trial.token_id == token_id), None)
         return Decision(token_id=token_id, node_idx=node_idx)
 
 
-def choose_coupled(law: NDArray[np.floating[Any]], random: RandomStream, *, position: int) -> int:
+def choose_coupled(law: Law, random: RandomStream, *, position: int) -> int:
     """Return argmax of log law + G at ``position``; the lowest id on ties.
 
     Raises:

@@ -15,12 +15,10 @@ al., SpecInfer, arXiv 2305.09781, section 4.3 (several speculative models at a n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from specrag_inference.verification.chooser import Chooser, TrialKey
+from specrag_inference.verification.residual import Law, Residual
 from specrag_inference.verification.rules import Decision, WalkOptions, WalkResult, descend
 
 if TYPE_CHECKING:
@@ -30,9 +28,6 @@ if TYPE_CHECKING:
 
     from specrag_inference.verification.laws import TargetLaws
     from specrag_inference.verification.trials import Trial
-
-Law = NDArray[np.floating[Any]]
-"""[vocab_size], non-negative, sums to 1."""
 
 
 class RejectionRule:
@@ -49,8 +44,7 @@ class RejectionRule:
         return descend(tree, laws, options, self._decide)
 
     def _decide(self, target_probs: Law, trials: Sequence[Trial], position: int) -> Decision:
-        residual = target_probs
-        rejected: list[int] = []
+        residual = Residual(target_probs)
         for ordinal, trial in enumerate(trials):
             key = TrialKey(
                 position=position,
@@ -58,43 +52,9 @@ class RejectionRule:
                 branch_idx=trial.branch_idx,
                 trial=ordinal,
             )
-            if self._chooser.accept(compute_acceptance(residual, trial), key):
+            if self._chooser.accept(residual.compute_acceptance(trial), key):
                 return Decision(token_id=trial.token_id, node_idx=trial.node_idx)
-            rejected.append(trial.token_id)
-            residual = compute_residual(residual, trial, rejected)
-        return Decision(token_id=self._chooser.draw(residual, position=position), node_idx=None)
-
-
-def compute_acceptance(residual: Law, trial: Trial) -> float:
-    """Return min(1, residual[x] / draft_probs[x]) for the trial's token x."""
-    if trial.token_id >= len(residual):
-        return 0.0
-    target_prob = float(residual[trial.token_id])
-    if trial.law is None:
-        return min(1.0, target_prob)
-    idx = int(np.searchsorted(trial.law.token_ids, trial.token_id))
-    return min(1.0, target_prob / float(trial.law.probs[idx]))
-
-
-def compute_residual(residual: Law, trial: Trial, rejected: Sequence[int]) -> Law:
-    """Return normalise(max(0, residual - draft_probs)) after the trial was rejected.
-
-    Where rounding leaves nothing, the residual before it, without the ``rejected`` tokens of this
-    node (the trial's included); where that leaves nothing either, the residual before it.
-    """
-    reduced = residual.copy()
-    if trial.law is None:
-        reduced[[x for x in (trial.token_id,) if x < len(reduced)]] = 0
-    else:
-        known = trial.law.token_ids < len(reduced)
-        token_ids = trial.law.token_ids[known]
-        left = reduced[token_ids] - trial.law.probs[known].astype(reduced.dtype)
-        reduced[token_ids] = np.maximum(left, 0)
-    total = float(reduced.sum(dtype=np.float64))
-    if total <= 0.0:
-        reduced = residual.copy()
-        reduced[[token_id for token_id in rejected if token_id < len(reduced)]] = 0
-        total = float(reduced.sum(dtype=np.float64))
-    if total <= 0.0:
-        return residual
-    return reduced / reduced.dtype.type(total)
+            residual.reject(trial)
+        return Decision(
+            token_id=self._chooser.draw(residual.get_law(), position=position), node_idx=None
+        )

@@ -1,5 +1,8 @@
 """The proposals at one node, in the order they are tried, each with the law it really has.
 
+Laws are normalised in float64: a drafter draws with a float64 cumulative sum over the numbers it
+ships, scaled by its own end, so these are the probabilities it really draws with.
+
 A law that cannot be what the token was drawn from (the token is outside its support, it does not
 sum to 1) is a support violation: the proposal is tried as DETERMINISTIC, which is right for any
 token, and reported.
@@ -11,16 +14,43 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from specrag_common.speculation.proposals import DraftLaw, SiblingKind
+from specrag_common.speculation.proposals import SiblingKind
 
 from specrag_inference.sampling.numerics import NumericsError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+    from numpy.typing import NDArray
+    from specrag_common.speculation.proposals import DraftLaw, TokenIds
     from specrag_common.speculation.token_tree import NodeProposal, TokenTree
 
 _MASS_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialLaw:
+    """What a token on trial was drawn from.
+
+    Attributes:
+        token_ids: [support_size] distinct, ascending.
+        probs: [support_size] float64, non-negative, sums to 1.
+    """
+
+    token_ids: TokenIds
+    probs: NDArray[np.float64]
+
+    @staticmethod
+    def one_hot(token_id: int) -> TrialLaw:
+        """Return the law of a token that could be no other."""
+        return TrialLaw(token_ids=np.array([token_id], dtype=np.int32), probs=np.ones(1))
+
+    def get_prob(self, token_id: int) -> float:
+        """Return the probability of a token, 0 outside the support."""
+        idx = int(np.searchsorted(self.token_ids, token_id))
+        if idx == len(self.token_ids) or self.token_ids[idx] != token_id:
+            return 0.0
+        return float(self.probs[idx])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +62,9 @@ class Trial:
         node_idx: the child node that carries it.
         drafter_index: the drafter.
         branch_idx: draw order of the branch.
-        law: the law it was drawn from given the earlier-drawn siblings; ``None`` = one-hot.
+        law: the law it was drawn from given the earlier-drawn siblings, positive at the token;
+            one-hot where the proposal is DETERMINISTIC.
+        is_sampled: the proposal is SAMPLED and its law is believed.
         violates_support: the stated law was not believed.
     """
 
@@ -40,7 +72,8 @@ class Trial:
     node_idx: int
     drafter_index: int
     branch_idx: int
-    law: DraftLaw | None
+    law: TrialLaw
+    is_sampled: bool
     violates_support: bool = False
 
 
@@ -85,48 +118,39 @@ def order_trials(
             siblings.append(token_id)
         trusted = proposal.drafter_index not in distrusted_drafters
         trials.append(_build_trial(proposal, token_id, earlier, trusted=trusted))
-    return sorted(trials, key=lambda trial: trial.law is None)
+    return sorted(trials, key=lambda trial: not trial.is_sampled)
 
 
 def _build_trial(
     proposal: NodeProposal, token_id: int, earlier: list[int], *, trusted: bool
 ) -> Trial:
     """Return the trial of one proposal, its law checked and conditioned on earlier siblings."""
-    law = proposal.law if trusted else None
-    violates = False
-    if law is not None:
-        law = _condition(law, earlier)
-        violates = law is None or not _supports(law, token_id)
+    stated = proposal.law if trusted else None
+    law = None if stated is None else _condition(stated, earlier)
+    if law is not None and law.get_prob(token_id) <= 0.0:
+        law = None
     return Trial(
         token_id=token_id,
         node_idx=proposal.node_idx,
         drafter_index=proposal.drafter_index,
         branch_idx=proposal.branch_idx,
-        law=None if violates else law,
-        violates_support=violates,
+        law=law or TrialLaw.one_hot(token_id),
+        is_sampled=law is not None,
+        violates_support=stated is not None and law is None,
     )
 
 
-def _condition(law: DraftLaw, earlier: list[int]) -> DraftLaw | None:
+def _condition(law: DraftLaw, earlier: list[int]) -> TrialLaw | None:
     """Return the law normalised, without ``earlier`` tokens; ``None`` when it is no law."""
     if not np.isfinite(law.probs).all():
         raise NumericsError(f"a draft law of {len(law.probs)} entries has a NaN or an infinity")
-    total = float(law.probs.sum(dtype=np.float64))
-    if len(law.probs) != len(law.token_ids) or abs(total - 1.0) > _MASS_TOLERANCE:
+    probs = law.probs.astype(np.float64)
+    if len(probs) != len(law.token_ids) or abs(float(probs.sum()) - 1.0) > _MASS_TOLERANCE:
         return None
     ids = law.token_ids
-    if ids[0] < 0 or (ids[1:] <= ids[:-1]).any() or (law.probs < 0).any():
+    if ids[0] < 0 or (ids[1:] <= ids[:-1]).any() or (probs < 0).any():
         return None
-    probs = law.probs
     if earlier:
-        probs = np.where(np.isin(law.token_ids, earlier), 0, probs)
-        total = float(probs.sum(dtype=np.float64))
-    if total <= 0.0:
-        return None
-    return DraftLaw(token_ids=law.token_ids, probs=probs / probs.dtype.type(total))
-
-
-def _supports(law: DraftLaw, token_id: int) -> bool:
-    """Return whether the law gives ``token_id`` a positive probability."""
-    idx = int(np.searchsorted(law.token_ids, token_id))
-    return idx < len(law.token_ids) and law.token_ids[idx] == token_id and law.probs[idx] > 0
+        probs[np.isin(ids, earlier)] = 0.0
+    total = float(probs.sum())
+    return TrialLaw(token_ids=ids, probs=probs / total) if total > 0.0 else None

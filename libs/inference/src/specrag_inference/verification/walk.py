@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 from specrag_common.speculation.proposals import VerificationMode
+from specrag_common.speculation.token_tree import ROOT
 
-from specrag_inference.verification.chooser import CounterChooser
+from specrag_inference.verification.block import BlockRule
+from specrag_inference.verification.chooser import Chooser, CounterChooser
 from specrag_inference.verification.coupled import CoupledRule
 from specrag_inference.verification.rejection import RejectionRule
 from specrag_inference.verification.rules import VerificationRule, WalkOptions, WalkResult
+from specrag_inference.verification.traversal import TraversalRule
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -55,15 +59,33 @@ def walk_tree(
         stop_token_ids=stop_token_ids,
         distrusted_drafters=distrusted_drafters,
     )
-    return choose_rule(mode, random).walk(tree, laws, options)
+    rule: VerificationRule = (
+        CoupledRule(random)
+        if mode is VerificationMode.COUPLED
+        else choose_rule(tree, CounterChooser(random), options)
+    )
+    return rule.walk(tree, laws, options)
 
 
-def choose_rule(mode: VerificationMode, random: RandomStream) -> VerificationRule:
-    """Return the rule for a mode.
+def choose_rule(tree: TokenTree, chooser: Chooser, options: WalkOptions) -> VerificationRule:
+    """Return the rule of REJECTION mode for what the drafters declared.
 
-    A rule that only fits some trees may be chosen here from declared kinds and counts, before any
-    token is read, never from the merged shape.
+    Read is who proposes how many branches, and whether their first tokens were drawn; never a token
+    or the merged shape, which depends on tokens: two branches that happen to agree are still two.
+    Where nothing was drawn, or a drafter is not trusted, proposals are tried node by node.
     """
-    if mode is VerificationMode.COUPLED:
-        return CoupledRule(random)
-    return RejectionRule(CounterChooser(random))
+    roots = [one for one in tree.proposals if tree.parent_idx[one.node_idx] == ROOT]
+    is_sampled = any(proposal.law is not None for proposal in roots)
+    drafters = {proposal.drafter_index for proposal in tree.proposals}
+    if not is_sampled or not drafters.isdisjoint(options.distrusted_drafters):
+        return RejectionRule(chooser)
+    if len(roots) == 1 and _is_one_chain(tree):
+        return BlockRule(chooser)
+    return TraversalRule(chooser)
+
+
+def _is_one_chain(tree: TokenTree) -> bool:
+    """Return whether a tree declared as one branch is one; from outside anything may come."""
+    return len(tree.proposals) == tree.num_nodes and np.array_equal(
+        tree.parent_idx, np.arange(-1, tree.num_nodes - 1)
+    )
