@@ -43,6 +43,15 @@ class ServedProcess:
         (child,) = psutil.Process(self.process.pid).children()
         return child.pid
 
+    def find_rank(self) -> psutil.Process:
+        """Return the process of rank 1; rank 0 is the engine process."""
+        (rank,) = (
+            child
+            for child in psutil.Process(self.engine_pid).children()
+            if "resource_tracker" not in " ".join(child.cmdline())
+        )
+        return rank
+
     async def watch(self) -> AsyncIterator[int]:
         health = health_pb2_grpc.HealthStub(self.channel)
         request = health_pb2.HealthCheckRequest(service=SERVICE)
@@ -139,6 +148,53 @@ async def test_sigterm_lets_a_running_answer_finish_and_leaves_one_trace(
     assert spans["specrag.prefill"]["parent_id"] == rpc["span_id"]
     assert spans["specrag.verify"]["parent_id"] == rpc["span_id"]
     assert spans["specrag.verify"]["attributes"]["specrag.num_accepted_tokens"] == 0
+
+
+async def test_service_that_is_killed_leaves_no_engine_and_no_rank(
+    environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECRAG_VERIFIER_TP_SIZE", "2")
+    async with spawn(environment) as served:
+        await served.wait_serving()
+        below = psutil.Process(served.process.pid).children(recursive=True)
+        served.process.kill()
+        _, left = await asyncio.to_thread(psutil.wait_procs, below, 5.0)
+
+    assert len(below) >= 2
+    assert left == []
+
+
+async def test_lost_rank_takes_the_replica_down_and_is_named(
+    environment: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPECRAG_VERIFIER_TP_SIZE", "2")
+    monkeypatch.setenv("SPECRAG_VERIFIER_DRAIN_GRACE_S", "5")
+    async with spawn(environment) as served:
+        await served.wait_serving()
+        info = await served.stub.GetModelInfo(verifier_pb2.VerifierServiceGetModelInfoRequest())
+        async with HandVerifier(served.stub, setup(600)) as stream:
+            await stream.wait_prefilled()
+            await stream.send(free_run_tokens=600)
+            served.find_rank().kill()
+            with pytest.raises(UpstreamUnavailable) as caught:
+                await stream.receive()
+        exit_code = await served.wait_exit()
+
+    assert info.model.tp_size == 2
+    assert caught.value.reason == "ENGINE_GONE"
+    assert exit_code == 1
+    assert "rank 1 of 2 was killed by SIGKILL" in capfd.readouterr().err
+
+
+async def test_degree_that_cannot_be_had_ends_the_start_with_the_valid_ones(
+    environment: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPECRAG_VERIFIER_TP_SIZE", "6")
+    async with spawn(environment) as served:
+        async with asyncio.timeout(60):
+            assert await served.process.wait() == 1
+
+    assert "tp_size=6 does not divide num_kv_heads=2; valid: 1, 2" in capfd.readouterr().err
 
 
 def read_spans(path: Path) -> list[dict[str, Any]]:

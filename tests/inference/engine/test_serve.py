@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from specrag_common.speculation.token_tree import TokenTree
 from specrag_inference.engine import EngineConfig
+from specrag_inference.engine_stats import EngineStats
 from specrag_inference.messages import (
     EngineCrashed,
     EngineReady,
-    EngineStats,
     FreeSequence,
     OpenSequence,
     RoundVerified,
