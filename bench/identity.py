@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import random
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,11 +51,11 @@ if TYPE_CHECKING:
     from bench.question_sets import ClosedQuestion
 
 HANDBOOK = Path(__file__).parents[1] / "examples" / "handbook"
-NUM_PASSAGES = 3
+NUM_PASSAGES = 2
 GAMMA = 8
-SELF_DRAFT_ANSWER_TOKENS = 200
+SELF_DRAFT_ANSWER_TOKENS = 100
 BYSTANDERS = 4
-BYSTANDER_TOKENS = 64
+BYSTANDER_TOKENS = 48
 MAX_STORM_SEQUENCES = 8
 BLOCK_SIZE = 16
 SEED = 7
@@ -257,10 +258,15 @@ def main() -> None:
     questions = load_handbook(HANDBOOK, num_passages=NUM_PASSAGES)
     own = [maker.build_target(question) for question in questions]
     shared = _make_shared(maker, questions[:8])
-    rows = measure_prefix_reuse(driver, shared[0], shared[1])
-    rows += measure_cancel_storm(driver, shared, num_cancels=arguments.cancels)
-    rows += measure_self_drafting(driver, own, num_tokens=arguments.tokens)
-    print(format_rows(rows))
+    rows: list[ResultRow] = []
+    for measure in (
+        partial(measure_prefix_reuse, driver, shared[0], shared[1]),
+        partial(measure_cancel_storm, driver, shared, num_cancels=arguments.cancels),
+        partial(measure_self_drafting, driver, own, num_tokens=arguments.tokens),
+    ):
+        fresh = measure()
+        print(format_rows(fresh), flush=True)
+        rows += fresh
     if arguments.out:
         result = BenchResult(
             name="identity",
