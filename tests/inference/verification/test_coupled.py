@@ -20,6 +20,8 @@ from specrag_inference.messages import SamplingParams
 from specrag_inference.verification import walk_tree
 from specrag_inference.verification.coupled import choose_coupled
 
+from tests.inference.verification.coupled_cells import compare_with_alone
+from tests.inference.verification.exact_cells import PROCESSORS
 from tests.inference.verification.toy_worlds import (
     ANSWER_LENGTH,
     Prefix,
@@ -41,11 +43,12 @@ COUPLED = VerificationMode.COUPLED
 class Behind:
     """The target's laws behind tokens that are committed already."""
 
-    def __init__(self, committed: Prefix) -> None:
+    def __init__(self, committed: Prefix, target: ToyModel = TARGET) -> None:
         self._committed = committed
+        self._target = target
 
     def law_at(self, node_idx: int, path: Sequence[int]) -> NDArray[np.floating[Any]]:
-        return TARGET.law((*self._committed, *path))
+        return self._target.law((*self._committed, *path))
 
 
 def build_tree(chains: list[Prefix], committed_length: int) -> TokenTree:
@@ -57,7 +60,9 @@ def build_tree(chains: list[Prefix], committed_length: int) -> TokenTree:
     return merge_proposals([proposal], max_draft_tokens=100)
 
 
-def answer(seed: int, trees: list[list[Prefix]], num_tokens: int) -> Prefix:
+def answer(
+    seed: int, trees: list[list[Prefix]], num_tokens: int, target: ToyModel = TARGET
+) -> Prefix:
     """Run rounds with the given trees (empty ones when they run out) until enough is committed."""
     stream = RandomStream(random_key_from_seed(seed))
     committed: Prefix = ()
@@ -66,7 +71,7 @@ def answer(seed: int, trees: list[list[Prefix]], num_tokens: int) -> Prefix:
             break
         tree = build_tree(trees[idx] if idx < len(trees) else [], len(committed))
         result = walk_tree(
-            tree, Behind(committed), mode=COUPLED, random=stream, position=len(committed)
+            tree, Behind(committed, target), mode=COUPLED, random=stream, position=len(committed)
         )
         assert result.final_token is not None
         path = tuple(int(tree.token_ids[node]) for node in result.path)
@@ -91,6 +96,25 @@ def test_right_guess_is_accepted_whole() -> None:
     result = walk_tree(tree, Behind(()), mode=COUPLED, random=stream, position=0)
     assert len(result.path) == 5
     assert result.final_token == alone[5]
+
+
+@pytest.mark.parametrize("processor", list(PROCESSORS))
+@pytest.mark.parametrize("kind", ["two branches and a drafter", "children without replacement"])
+def test_no_tree_that_can_be_drafted_changes_a_token(kind: str, processor: str) -> None:
+    cell = compare_with_alone(kind, processor, range(3))
+    assert cell.num_walks > 0
+    assert cell.num_different == 0
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("processor", list(PROCESSORS))
+def test_processed_answers_follow_the_targets_law_over_seeds(processor: str) -> None:
+    """Chi-square over whole answers; false-alarm rate 1e-4 each, seeds fixed."""
+    params, _ = PROCESSORS[processor]
+    target = ToyModel(seed=5, vocab_size=4, params=params, dtype=np.float32)
+    guess: list[list[Prefix]] = [[(0, 1, 2), (1, 1)], [(2,)]]
+    answers = [answer(seed, guess, ANSWER_LENGTH, target) for seed in range(1500)]
+    assert compute_p_value(target, answers) > 1e-4
 
 
 @pytest.mark.statistical

@@ -42,7 +42,7 @@ PARAMS = SamplingParams(temperature=1.0, top_p=0.9)
 TARGET = ToyModel(seed=3, vocab_size=4, params=PARAMS, dtype=np.float32)
 DRAFTERS = [ToyModel(seed=seed, vocab_size=4, params=PARAMS, dtype=np.float32) for seed in (41, 42)]
 REJECTION = VerificationMode.REJECTION
-NUM_ANSWERS = 2000
+NUM_ANSWERS = 1500
 
 MakeProposals = Callable[[RandomStream, Prefix], list[DraftProposal]]
 

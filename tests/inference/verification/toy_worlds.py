@@ -326,7 +326,10 @@ def compute_p_value(target: ToyModel, answers: Sequence[Prefix]) -> float:
         return 0.0
     rare = flat < 5
     observed, flat = (np.append(values[~rare], values[rare].sum()) for values in (observed, flat))
-    return float(stats.chisquare(observed[flat > 0], flat[flat > 0]).pvalue)
+    possible = flat > 0
+    if possible.sum() == 1:
+        return 1.0
+    return float(stats.chisquare(observed[possible], flat[possible]).pvalue)
 
 
 def draft_iid(model: ToyModel, drafter_index: int, *, num_branches: int, depth: int = 2) -> Draft:
