@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+KvCacheDtype = Literal["auto", "int8", "fp8_e4m3"]
+"""Of keys and values in the cache; ``auto`` is the model's own dtype, exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +22,9 @@ class EngineConfig:
         max_waiting: most sequences that wait; further ones are refused.
         backend: attention backend, ``dense``, ``sdpa`` or ``flex``; ``auto`` is ``flex`` on a GPU
             and ``sdpa`` on a CPU.
+        cuda_graphs: replay small passes as CUDA graphs; takes effect with the flex backend.
+        kv_cache_dtype: of keys and values in the cache. ``int8`` and ``fp8_e4m3`` halve its memory
+            and make it coarser: the target is then the model with that cache.
     """
 
     num_blocks: int = 1024
@@ -27,3 +34,5 @@ class EngineConfig:
     max_sequences: int = 64
     max_waiting: int = 256
     backend: str = "auto"
+    cuda_graphs: bool = False
+    kv_cache_dtype: KvCacheDtype = "auto"

@@ -53,7 +53,7 @@ class _PreparedDense:
     def __init__(self, storage: KvStorage, step: StepInputs) -> None:
         self._storage = storage
         self._segments = step.segments
-        self._slots = torch.from_numpy(step.slot_ids).to(storage.data.device)
+        self._slots = torch.from_numpy(step.slot_ids).to(storage.device)
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: LayerCall

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from specrag_inference.attention.backends import LayerCall
     from specrag_inference.attention.step import StepInputs
+    from specrag_inference.cache.quantized import QuantizedStorage
     from specrag_inference.cache.storage import KvStorage
 
 SPAN_SLOTS = 128
@@ -93,37 +94,40 @@ class FlexBackend:
         ValueError: the block size is no power of two.
     """
 
-    def __init__(self, storage: KvStorage, *, compiles: bool | None = None) -> None:
+    def __init__(
+        self, storage: KvStorage | QuantizedStorage, *, compiles: bool | None = None
+    ) -> None:
         block_size = storage.block_size
         if block_size != round_up_to_power(block_size):
             raise ValueError(f"block_size={block_size} must be a power of two for the flex backend")
         self._storage = storage
-        self._device = storage.data.device
+        self._device = storage.device
         self._compiles = self._device.type == "cuda" if compiles is None else compiles
-        self._span_slots = _choose_span(block_size, storage.num_blocks * block_size)
         # Spans reach slots that nobody has written: they must not hold NaN.
-        storage.data.zero_()
+        storage.clear()
 
     def prepare(self, step: StepInputs) -> FlexPass:
         """See :class:`~specrag_inference.attention.backends.AttentionBackend`."""
-        return FlexPass(self._storage, step, span_slots=self._span_slots, compiles=self._compiles)
+        return FlexPass(self._storage, step, compiles=self._compiles)
 
 
 class FlexPass:
     """Attention of one pass; its tensors can be overwritten with those of a pass of equal shape."""
 
     def __init__(
-        self, storage: KvStorage, step: StepInputs, *, span_slots: int, compiles: bool
+        self, storage: KvStorage | QuantizedStorage, step: StepInputs, *, compiles: bool
     ) -> None:
         self._storage = storage
-        self._segments = step.segments
-        self._device = storage.data.device
-        self._span_slots = span_slots
+        self._view = storage.view_pass(step.segments)
+        self._segments = self._view.segments
+        self._device = storage.device
+        self._num_slots = self._view.num_blocks * storage.block_size
+        self._span_slots = _choose_span(storage.block_size, self._num_slots)
         self._compiles = compiles
-        self._tiles = cut_tiles(step.segments, num_tokens=len(step.token_ids))
+        self._tiles = cut_tiles(self._segments, num_tokens=len(step.token_ids))
         self._tables: dict[int | None, _Tables] = {}
         places, numbers = compute_block_map(
-            step.segments, block_size=storage.block_size, num_blocks=storage.num_blocks
+            self._segments, block_size=storage.block_size, num_blocks=self._view.num_blocks
         )
         self._slots, self._token_idx, self._row_idx, segment_idx, at, number = _upload(
             [
@@ -138,7 +142,10 @@ class FlexPass:
         )
         self._segment_idx = segment_idx
         self._block_map = torch.full(
-            (self._tiles.num_tiles, storage.num_blocks), -1, dtype=torch.int32, device=self._device
+            (self._tiles.num_tiles, self._view.num_blocks),
+            -1,
+            dtype=torch.int32,
+            device=self._device,
         )
         self._block_map.view(-1)[at] = number
 
@@ -147,7 +154,7 @@ class FlexPass:
     ) -> torch.Tensor:
         """See :class:`~specrag_inference.attention.backends.PreparedAttention`."""
         store_finite(self._storage, call.layer_idx, self._slots, key, value)
-        keys, values = self._storage.view_all(call.layer_idx)
+        keys, values = self._view.read(call.layer_idx)
         num_heads, _, head_dim = query.shape
         tiles = self._tiles
         tiled = query[:, self._token_idx].view(
@@ -188,7 +195,7 @@ class FlexPass:
     def _list_tensors(self, windows: Iterable[int | None]) -> list[torch.Tensor]:
         tables = [tensor for window in windows for tensor in self._get_tables(window)[2:]]
         shared = [self._slots, self._token_idx, self._row_idx, self._segment_idx, self._block_map]
-        return shared + tables
+        return [*self._view.tensors, *shared, *tables]
 
     def _get_tables(self, window: int | None) -> _Tables:
         """Return what the kernel takes behind keys and values, built once for each window."""
@@ -216,13 +223,13 @@ class FlexPass:
         return self._tables[window]
 
     def _get_min_width(self) -> int:
-        num_spans = self._storage.num_blocks * self._storage.block_size // self._span_slots
+        num_spans = self._num_slots // self._span_slots
         # The CPU kernel wants a column for every span there is.
         return min(MIN_SPAN_COLUMNS, num_spans) if self._device.type == "cuda" else num_spans
 
 
 def store_finite(
-    storage: KvStorage,
+    storage: KvStorage | QuantizedStorage,
     layer_idx: int,
     slots: torch.Tensor,
     key: torch.Tensor,

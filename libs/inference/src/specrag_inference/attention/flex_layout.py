@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specrag_inference.cache.storage import list_run_blocks
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -128,16 +130,6 @@ def cut_tiles(segments: Sequence[Segment], *, num_tokens: int | None = None) -> 
     )
 
 
-def list_blocks(segment: Segment, block_size: int) -> NDArray[np.int64]:
-    """Return the block ids of a segment's keys, in order."""
-    return np.concatenate(
-        [
-            np.arange(start // block_size, -(-stop // block_size))
-            for start, stop in segment.slot_runs
-        ]
-    )
-
-
 def compute_block_map(
     segments: Sequence[Segment], *, block_size: int, num_blocks: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
@@ -146,7 +138,7 @@ def compute_block_map(
     Returns:
         flat indices into the map, and the number that goes there.
     """
-    blocks = [list_blocks(segment, block_size) for segment in segments]
+    blocks = [list_run_blocks(segment.slot_runs, block_size) for segment in segments]
     places = [index * num_blocks + ids for index, ids in enumerate(blocks)]
     numbers = [np.arange(len(ids), dtype=np.int32) for ids in blocks]
     return np.concatenate(places), np.concatenate(numbers)
@@ -183,7 +175,7 @@ def compute_visibility(
     tile = 0
     for segment in segments:
         sight = _SegmentSight(segment, window, num_words)
-        blocks = list_blocks(segment, block_size)
+        blocks = list_run_blocks(segment.slot_runs, block_size)
         for first in range(0, segment.num_queries, length):
             query = np.minimum(np.arange(first, first + length), segment.num_queries - 1)
             visible_from[tile] = sight.visible_from[query]

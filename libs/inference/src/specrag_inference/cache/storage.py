@@ -9,7 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+    from specrag_inference.attention.step import Segment
 
 SlotIds = NDArray[np.int64]
 """[num_tokens] int64: block id * block size + offset in the block."""
@@ -35,6 +37,8 @@ class KvStorage:
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
+        self.dtype = dtype
+        self.device = device
         # Memory of the CPU is left to be mapped as it is written; no slot is read before that.
         allocate = torch.empty if device.type == "cpu" else torch.zeros
         self.data = allocate(
@@ -70,6 +74,14 @@ class KvStorage:
         """Return views of one layer's whole memory, [num_kv_heads, num_slots, head_dim] each."""
         return self.data[layer_idx, 0].transpose(0, 1), self.data[layer_idx, 1].transpose(0, 1)
 
+    def view_pass(self, segments: tuple[Segment, ...]) -> WholeView:
+        """Return what a pass over these sequences reads: the memory itself."""
+        return WholeView(self, segments)
+
+    def clear(self) -> None:
+        """Make all memory finite: a kernel may read slots nobody has written."""
+        self.data.zero_()
+
     def copy_slots(self, source: SlotIds, destination: SlotIds) -> None:
         """Copy whole tokens in all layers; overlapping ranges are read before being written."""
         if len(source) == 0:
@@ -79,8 +91,35 @@ class KvStorage:
         self.data.index_copy_(2, torch.from_numpy(destination).to(device), moved)
 
 
+class WholeView:
+    """The memory itself, read where it lies.
+
+    Attributes:
+        segments: the pass's sequences; slots as in the memory.
+        num_blocks: all blocks.
+        tensors: what is read besides the memory.
+    """
+
+    def __init__(self, storage: KvStorage, segments: tuple[Segment, ...]) -> None:
+        self.segments = segments
+        self.num_blocks = storage.num_blocks
+        self.tensors: tuple[torch.Tensor, ...] = ()
+        self._storage = storage
+
+    def read(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return one layer's keys and values, [num_kv_heads, num_slots, head_dim] each."""
+        return self._storage.view_all(layer_idx)
+
+
+def list_run_blocks(runs: Iterable[tuple[int, int]], block_size: int) -> NDArray[np.int64]:
+    """Return the ids of the blocks that slot ranges lie in, in order."""
+    return np.concatenate(
+        [np.arange(start // block_size, -(-stop // block_size)) for start, stop in runs]
+    )
+
+
 def compute_slot_runs(
-    block_ids: Sequence[int], block_size: int, length: int
+    block_ids: Sequence[int] | NDArray[np.int64], block_size: int, length: int
 ) -> list[tuple[int, int]]:
     """Return the slot ranges that hold the first ``length`` tokens of a block table.
 
