@@ -187,7 +187,7 @@ class DraftOptions(_message.Message):
     max_gamma: _builtins.int
     """Most tokens a branch, 1 to 64. Absent: the controller decides, at most 8."""
     num_branches: _builtins.int
-    """Branches a drafter and source, 1 to 8. Absent: 1."""
+    """Most branches a drafter and source, 1 to 8. Absent: the controller decides, at most 4."""
     @_builtins.property
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.DraftSource.ValueType]:
         """Sources; empty: the drafters' default."""
