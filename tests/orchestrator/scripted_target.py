@@ -235,7 +235,7 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             has_bonus=is_final_drawn and is_leaf,
             end=progress.end,
             stop_text_length=progress.stop_text_length,
-            forward_time_us=1000,
+            forward_time_us=30_000,  # as it is told: a target for which drafting pays
             is_last_of_round=is_last,
         )
 

@@ -39,7 +39,7 @@ def test_defaults_are_filled_in() -> None:
     assert question.allow_fallback
     assert question.num_passages is None
     assert (question.draft.num_drafters, question.draft.max_gamma) == (None, None)
-    assert question.draft.num_branches == 1
+    assert question.draft.num_branches is None
     assert not question.include_speculative
 
 

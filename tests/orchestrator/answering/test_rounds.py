@@ -183,13 +183,13 @@ def test_drafter_that_does_not_pay_is_left_alone_for_pauses_that_double() -> Non
     machine = RoundMachine("answer", [drafter], RoundLimits(max_tokens=4000, waits=WAITS))
     step = machine.begin(0.0)
     pauses = []
-    for now in range(8):
+    for _ in range(9):
         if step.draft_calls:
-            step = machine.on_proposal(propose(step.draft_calls[0], (1, 2)), now)
+            step = machine.on_proposal(propose(step.draft_calls[0], (1, 2)), 0.0)
         call = get_call(step)
         if not call.tree.num_nodes:
             pauses.append(1 + call.free_run_tokens)
-        step = decode(machine, call, 1 + call.free_run_tokens, now)
+        step = decode(machine, call, 1 + call.free_run_tokens, 0.0)
     assert pauses == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE, 8 * FIRST_PAUSE]
 
 

@@ -8,7 +8,7 @@ depth seldom tried leans on the share over all depths. Only outcomes of decided 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, Self
 
@@ -23,6 +23,7 @@ NUM_RANKS: Final = 4
 
 _KEPT_PER_TOKEN: Final = 0.96
 _LEAST_WEIGHT: Final = 2.0
+_HALF_LIFE_TOKENS: Final = 64.0
 _LEANING: Final = 2.0
 _PRIOR_WEIGHT: Final = 3.0
 _PRIOR_GREEDY: Final = 0.6
@@ -64,6 +65,7 @@ class AcceptanceHistory:
         tried: rounds that asked for the depth and whose first branch got through all before, by
             depth.
         accepted: those of them that got through it, by depth.
+        prior: share of accepted tokens to expect of a drafter nothing is known of.
         asked_tokens: tokens a branch that were asked for.
         nodes: distinct tokens that were proposed by the first branches.
         fork_rounds: rounds with the branch, by rank from the second on.
@@ -73,6 +75,7 @@ class AcceptanceHistory:
 
     tried: tuple[float, ...]
     accepted: tuple[float, ...]
+    prior: float
     asked_tokens: float = 0.0
     nodes: float = 0.0
     fork_rounds: tuple[float, ...] = (0.0,) * (NUM_RANKS - 1)
@@ -89,7 +92,9 @@ class AcceptanceHistory:
         sampled = min(max(temperature, 0.0), 1.0)
         prior = _PRIOR_GREEDY + sampled * (_PRIOR_SAMPLED - _PRIOR_GREEDY)
         rest = (0.0,) * (NUM_DEPTHS - 1)
-        return cls(tried=(_PRIOR_WEIGHT, *rest), accepted=(_PRIOR_WEIGHT * prior, *rest))
+        return cls(
+            tried=(_PRIOR_WEIGHT, *rest), accepted=(_PRIOR_WEIGHT * prior, *rest), prior=prior
+        )
 
     @property
     def acceptance(self) -> float:
@@ -140,6 +145,7 @@ class AcceptanceHistory:
         return AcceptanceHistory(
             tried=tuple(tried),
             accepted=tuple(accepted),
+            prior=self.prior,
             asked_tokens=self.asked_tokens + outcome.gamma,
             nodes=self.nodes + sum(outcome.nodes_by_rank[:1]),
             fork_rounds=tuple(one[0] for one in forks),
@@ -154,11 +160,26 @@ class AcceptanceHistory:
         return AcceptanceHistory(
             tried=_scale(self.tried, share),
             accepted=_scale(self.accepted, share),
+            prior=self.prior,
             asked_tokens=self.asked_tokens * share,
             nodes=self.nodes * share,
             fork_rounds=_scale(self.fork_rounds, kept),
             fork_tokens=_scale(self.fork_tokens, kept),
             fork_nodes=_scale(self.fork_nodes, kept),
+        )
+
+    def forget(self, num_tokens: int) -> AcceptanceHistory:
+        """Return the history of a drafter left out while others were asked.
+
+        It comes a little nearer to that of one nothing is known of: so it is tried again.
+        """
+        kept = 0.5 ** (num_tokens / _HALF_LIFE_TOKENS)
+        faded = replace(self, tried=_scale(self.tried, kept), accepted=_scale(self.accepted, kept))
+        weight = _PRIOR_WEIGHT * (1.0 - kept)
+        return replace(
+            faded,
+            tried=(faded.tried[0] + weight, *faded.tried[1:]),
+            accepted=(faded.accepted[0] + weight * self.prior, *faded.accepted[1:]),
         )
 
     def to_dict(self) -> dict[str, float]:
@@ -186,6 +207,7 @@ class AcceptanceHistory:
             history = cls(
                 tried=read("tried", NUM_DEPTHS),
                 accepted=read("accepted", NUM_DEPTHS),
+                prior=float(data["prior"]),
                 asked_tokens=float(data["asked_tokens"]),
                 nodes=float(data["nodes"]),
                 fork_rounds=read("fork_rounds", NUM_RANKS - 1),

@@ -29,7 +29,8 @@ Source: Leviathan et al., arXiv 2211.17192, section 3.3, for one drafter and no 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import math
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
@@ -44,16 +45,18 @@ DEFAULT_MAX_BRANCHES: Final = 4
 """Most branches a source."""
 
 FIRST_PAUSE: Final = 8
-"""Tokens decoded alone before the first probe."""
+"""Fewest tokens decoded alone before a probe."""
 
 LONGEST_PAUSE: Final = 128
 
 _PROBE_GAMMA: Final = 4
+_PROBE_SHARE: Final = 0.05
+_PROBE_SLACK: Final = 0.1
 _NUM_ITERATIONS: Final = 3
 _LEAST_PRICE: Final = 0.02
 _HIGHEST_PRICE: Final = 0.9
-_KEPT: Final = 0.9
-_PRIOR_ROUNDS: Final = 2.0
+_KEPT: Final = 0.95
+_PRIOR_TOKENS: Final = 1.0
 _PRIOR_INDEPENDENCE: Final = 0.5
 
 
@@ -62,17 +65,16 @@ class JointHistory:
     """What is known of an answer's drafters together; decayed sums.
 
     Attributes:
-        agreeing: tokens expected were the drafters to agree always.
-        independent: tokens expected were they independent.
-        accepted: leading tokens accepted of some drafter's first branch in those rounds.
+        expected: tokens that the others would have added to the best drafter's, were all
+            independent: where its branch had ended already, as far as theirs should have reached.
+        gained: tokens that they did add.
         nodes: nodes of the merged trees.
         proposed: nodes of the drafters' own trees.
         pause: tokens to decode alone before the next probe.
     """
 
-    agreeing: float = 0.0
-    independent: float = 0.0
-    accepted: float = 0.0
+    expected: float = 0.0
+    gained: float = 0.0
     nodes: float = 0.0
     proposed: float = 0.0
     pause: int = FIRST_PAUSE
@@ -80,10 +82,8 @@ class JointHistory:
     @property
     def independence(self) -> float:
         """Where the drafters lie between agreeing always, 0, and independence, 1."""
-        span = self.independent - self.agreeing
-        weight = _PRIOR_ROUNDS * 0.1
-        gained = self.accepted - self.agreeing
-        return min(max((gained + weight * _PRIOR_INDEPENDENCE) / (span + weight), 0.0), 1.0)
+        gained = self.gained + _PRIOR_INDEPENDENCE * _PRIOR_TOKENS
+        return min(gained / (self.expected + _PRIOR_TOKENS), 1.0)
 
     @property
     def distinct_share(self) -> float:
@@ -91,29 +91,46 @@ class JointHistory:
         return (self.nodes + 1.0) / (self.proposed + 1.0)
 
     def observe(
-        self, survivals: Sequence[Sequence[float]], *, num_accepted: int, num_nodes: int, own: int
+        self,
+        survivals: Sequence[Sequence[float]],
+        accepted: Sequence[int],
+        *,
+        num_nodes: int,
+        own: int,
     ) -> JointHistory:
         """Return the history after a round in which two drafters or more proposed.
 
         Args:
             survivals: of each of them, as estimated before the round.
-            num_accepted: leading tokens accepted of the best of their first branches.
+            accepted: leading tokens accepted of the first branch of each.
             num_nodes: nodes of the merged tree.
             own: nodes of their own trees, added up.
         """
-        return JointHistory(
-            agreeing=self.agreeing * _KEPT + sum(combine_survival(survivals, 0.0)),
-            independent=self.independent * _KEPT + sum(combine_survival(survivals, 1.0)),
-            accepted=self.accepted * _KEPT + num_accepted,
+        best = max(range(len(survivals)), key=lambda idx: survivals[idx][0])
+        others = [one for idx, one in enumerate(survivals) if idx != best]
+        expected = sum(combine_survival(others, 1.0)[accepted[best] :])
+        return replace(
+            self.fade(),
+            expected=self.expected * _KEPT + expected,
+            gained=self.gained * _KEPT + max(accepted) - accepted[best],
             nodes=self.nodes * _KEPT + num_nodes,
             proposed=self.proposed * _KEPT + own,
-            pause=self.pause,
+        )
+
+    def fade(self) -> JointHistory:
+        """Return the history after a round that says nothing of the drafters together."""
+        return replace(
+            self,
+            expected=self.expected * _KEPT,
+            gained=self.gained * _KEPT,
+            nodes=self.nodes * _KEPT,
+            proposed=self.proposed * _KEPT,
         )
 
     def after_probe(self, *, succeeded: bool) -> JointHistory:
         """Return the history with the next pause: the first one again, or twice the last."""
         pause = FIRST_PAUSE if succeeded else min(2 * self.pause, LONGEST_PAUSE)
-        return JointHistory(**{**asdict(self), "pause": pause})
+        return replace(self, pause=pause)
 
     def to_dict(self) -> dict[str, float]:
         """Return the history as plain numbers."""
@@ -250,16 +267,41 @@ def plan_probe(
     max_gamma: int = DEFAULT_MAX_GAMMA,
     max_branches: int = DEFAULT_MAX_BRANCHES,
 ) -> RoundPlan:
-    """Return a cheap round that shows whether drafting pays again: the quicker half is asked."""
+    """Return a cheap round that shows whether drafting pays again: far drafters are left out."""
     alone = 1.0 / (prices.plain_s + prices.alone_s)
-    by_reply = sorted(drafters, key=lambda one: one.reply_s + one.token_s)
-    quicker = by_reply[: (len(by_reply) + 1) // 2]
+    near, _ = _list_near(drafters, prices)
     ask = Ask(gamma=min(_PROBE_GAMMA, max_gamma), num_branches=min(2, max_branches))
     return RoundPlan(
-        asks={one.index: ask for one in quicker} if ask.gamma else {},
+        asks={one.index: ask for one in near} if ask.gamma else {},
         min_probability=_get_price(prices, alone),
         tokens_per_s=alone,
     )
+
+
+def choose_pause(
+    drafters: Sequence[DrafterOutlook], joint: JointHistory, prices: RoundPrices
+) -> int:
+    """Return the tokens to decode alone before a probe: a probe may cost 5 percent.
+
+    Args:
+        drafters: those that could be asked.
+        joint: tells how many probes failed in a row.
+        prices: what things cost.
+    """
+    near, wait_s = _list_near(drafters, prices)
+    probe_s = prices.round_s + wait_s + len(near) * _PROBE_GAMMA * prices.node_s
+    affordable = math.ceil(probe_s / (_PROBE_SHARE * (prices.plain_s + prices.alone_s)))
+    return min(max(joint.pause, affordable), LONGEST_PAUSE)
+
+
+def _list_near(
+    drafters: Sequence[DrafterOutlook], prices: RoundPrices
+) -> tuple[list[DrafterOutlook], float]:
+    """Return the drafters hardly slower than the quickest, and the wait for a probe's tokens."""
+    waits = {one.index: one.reply_s + _PROBE_GAMMA * one.token_s for one in drafters}
+    longest = min(waits.values(), default=0.0) + _PROBE_SLACK * prices.plain_s
+    near = [one for one in drafters if waits[one.index] <= longest]
+    return near, max((waits[one.index] for one in near), default=0.0)
 
 
 class _Search:

@@ -19,6 +19,7 @@ from specrag_common.speculation.controller import (
     JointHistory,
     RoundPlan,
     RoundPrices,
+    choose_pause,
     plan_probe,
     plan_round,
 )
@@ -87,7 +88,11 @@ class Asking:
         self._is_probe_due = False
         if plan.asks:
             return Intent(plan)
-        return Intent(plan, min(self._choose_pause(lines, bool(free)), num_left))
+        if all(line.is_lost for line in lines):
+            return Intent(plan, num_left)
+        self._is_probe_due = bool(free)
+        pause = choose_pause(free, self.joint, prices) if free else FIRST_PAUSE
+        return Intent(plan, min(pause, num_left))
 
     def learn(
         self,
@@ -109,32 +114,24 @@ class Asking:
             index: judge_proposal(proposal, branches.get(index, {}), committed)
             for index, proposal in proposals.items()
         }
-        best = max((one.num_accepted for one in outcomes.values()), default=0)
         if len(outcomes) > 1:
             self.joint = self.joint.observe(
                 [lines[idx].history.compute_survival(one.gamma) for idx, one in outcomes.items()],
-                num_accepted=best,
+                [one.num_accepted for one in outcomes.values()],
                 num_nodes=tree.num_nodes,
                 own=sum(one.num_nodes for one in outcomes.values()),
             )
+        else:
+            self.joint = self.joint.fade()
         if self._is_probing:
-            self.joint = self.joint.after_probe(succeeded=best > 0)
+            self.joint = self.joint.after_probe(succeeded=len(committed) > 1)
         for index, line in lines.items():
             line.observe(outcomes.get(index), num_tokens=len(committed))
 
     def pass_by(self, lines: Mapping[int, DraftLine], *, num_tokens: int) -> None:
         """Note tokens that the target decoded alone: what is known of drafters ages."""
         for line in lines.values():
-            line.observe(None, num_tokens=num_tokens)
-
-    def _choose_pause(self, lines: Collection[DraftLine], is_anyone_free: bool) -> int:
-        """Return the tokens to decode alone before drafters are looked at again."""
-        if all(line.is_lost for line in lines):
-            return self._limits.max_tokens
-        if not is_anyone_free:
-            return FIRST_PAUSE
-        self._is_probe_due = True
-        return self.joint.pause
+            line.pass_by(num_tokens=num_tokens)
 
     def _get_prices(self, *, is_first: bool) -> RoundPrices:
         """Return the present prices; the first round's trip to the target is due in any case."""

@@ -84,12 +84,15 @@ class DraftLine:
         return asked
 
     def observe(self, outcome: RoundOutcome | None, *, num_tokens: int) -> None:
-        """Learn from a round.
+        """Learn from a round in which drafters were asked.
 
         Args:
-            outcome: of its proposal; ``None`` when there was none in the round.
+            outcome: of its proposal; ``None`` when it took no part.
             num_tokens: tokens that were committed.
         """
+        faded = self.history.fade(num_tokens)
+        self.history = faded.forget(num_tokens) if outcome is None else faded.observe(outcome)
+
+    def pass_by(self, *, num_tokens: int) -> None:
+        """Note tokens that the target decoded alone."""
         self.history = self.history.fade(num_tokens)
-        if outcome is not None:
-            self.history = self.history.observe(outcome)

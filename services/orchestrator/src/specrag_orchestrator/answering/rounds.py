@@ -163,7 +163,7 @@ class RoundMachine:
         tree, self._tree = self._tree, None
         self._times.note_verified(verified, now, num_nodes=tree.num_nodes if tree else 0)
         self._commit(verified)
-        if tree is not None:
+        if self._proposals and tree is not None:
             self._asking.learn(self._lines, self._proposals, tree, verified.token_ids)
         else:
             self._asking.pass_by(self._lines, num_tokens=len(verified.token_ids))
@@ -236,6 +236,8 @@ class RoundMachine:
         self.wait_until = None
         self._times.note_sent(now if self._is_prefilled else None)
         tree = self._tree = self._merge()
+        if not self.live_drafters:
+            free_run_tokens = self._num_left() - 1
         call = VerifyCall(key=self._key, tree=tree, free_run_tokens=free_run_tokens)
         return RoundStep(
             verify_call=call, speculation=self._choose_speculation(tree) if tree.num_nodes else None
