@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 TYPED := libs services tests tools bench
 
-.PHONY: setup demo test test-slow check protos up down bench clean
+.PHONY: setup demo test test-slow check protos up down bench bench-core clean
 
 setup: .venv/.installed
 
@@ -45,6 +45,9 @@ down: setup
 
 bench: setup
 	$(BIN)/python -m bench
+
+bench-core: setup
+	$(BIN)/python -m bench.core --run
 
 clean:
 	rm -rf .venv .specrag .mypy_cache .ruff_cache .pytest_cache .hypothesis

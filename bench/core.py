@@ -48,9 +48,7 @@ MEASUREMENTS: Final = (
         options=("data", "vllm_python", "llama_python"),
         needs=("data", "vllm_python", "llama_python"),
     ),
-    Measurement(
-        name="concurrency", title="Many requests at once", options=("data",), needs=("data",)
-    ),
+    Measurement(name="concurrency", title="Many requests at once", options=("data",)),
     Measurement(name="identity", title="Self-drafting, cancels, prefix reuse"),
     Measurement(name="tensor_parallel", title="Tensor parallel"),
     Measurement(name="overhead", title="A round outside the forward passes"),
@@ -60,6 +58,7 @@ MEASUREMENTS: Final = (
         options=("data", "traces"),
         needs=("data", "traces"),
     ),
+    Measurement(name="quantization", title="Quantised draft models"),
 )
 
 
