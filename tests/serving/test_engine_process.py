@@ -8,6 +8,7 @@ import pytest
 from specrag_common.runtime.errors import (
     AlreadyExists,
     Capacity,
+    DeadlineExceeded,
     InvalidRequest,
     ModelFailure,
     SpecragError,

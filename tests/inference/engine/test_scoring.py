@@ -178,9 +178,7 @@ def test_scores_of_committed_tokens_equal_those_of_the_same_tokens_as_nodes(
     engine = build_engine()
     open_sequence(engine)
     chain = draw_tree(np.random.default_rng(4), 20, reach=1)
-    engine.submit(
-        VerifyTree(sequence_id="a", round=0, tree=TokenTree.empty(), free_run_tokens=9)
-    )
+    engine.submit(VerifyTree(sequence_id="a", round=0, tree=TokenTree.empty(), free_run_tokens=9))
     events = [event for event in drain(engine) if isinstance(event, RoundVerified)]
     answer = tuple(token.token_id for event in events for token in event.tokens)
     found = score(engine, score_command(chain)).logprobs
@@ -212,7 +210,7 @@ def test_scoring_survives_losing_its_blocks_midway(
     build_engine: BuildEngine, score_alone: ScoreAlone
 ) -> None:
     tree = build_drafts(np.random.default_rng(5), 5, 60)
-    engine = build_engine(num_blocks=16, max_step_tokens=32, max_shared_prefill_tokens=16)
+    engine = build_engine(num_blocks=10, max_step_tokens=32, max_shared_prefill_tokens=16)
     rival = tuple(int(token) for token in np.random.default_rng(6).integers(0, 256, 60))
     engine.submit(OpenSequence(sequence_id="older", prompt_token_ids=rival))
     drain(engine)

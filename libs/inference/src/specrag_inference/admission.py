@@ -17,11 +17,12 @@ from specrag_inference.live import LiveSequence
 from specrag_inference.opening import SequenceRefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from specrag_inference.cache.block_pool import BlockPool
     from specrag_inference.messages import OpenSequence
     from specrag_inference.opening import SequenceBuilder
+    from specrag_inference.roster import Roster
     from specrag_inference.sequence import SequenceState
 
 MAX_OVERTAKEN = 8
@@ -103,17 +104,19 @@ class Admission:
         """Empty the queue."""
         self._waiting.clear()
 
-    def admit(self, live: Mapping[str, LiveSequence]) -> Iterator[LiveSequence]:
+    def admit(self, live: Roster) -> Iterator[LiveSequence]:
         """Yield the sequences there is room for.
 
         Their prompts' blocks are reserved, cached prefixes taken up. ``live`` must grow by each
         sequence yielded: one block is left for each that runs.
         """
         passed: list[_Waiting] = []
+        num_held_back = 0
         for entry in list(islice(self._waiting.values(), _MAX_LOOKAHEAD)):
-            if len(live) >= self._max_sequences:
+            if len(live) + num_held_back >= self._max_sequences:
                 return
             if self._is_on_its_way(entry.sequence, live):
+                num_held_back += 1
                 continue
             num_cached = entry.sequence.table.claim(
                 entry.sequence.prefix_hashes,
@@ -129,13 +132,13 @@ class Admission:
             if any(earlier.num_overtaken >= MAX_OVERTAKEN for earlier in passed):
                 return
 
-    def _is_on_its_way(self, sequence: SequenceState, live: Mapping[str, LiveSequence]) -> bool:
+    def _is_on_its_way(self, sequence: SequenceState, live: Roster) -> bool:
         """Return whether the first unknown block of the prompt is being computed for another."""
         hashes = sequence.prefix_hashes
         num_known = len(self._pool.lookup(hashes))
         if num_known == len(hashes):
             return False
-        return any(other.will_publish(hashes[num_known], num_known) for other in live.values())
+        return any(other.will_publish(hashes[num_known], num_known) for other in live)
 
     def _start(self, entry: _Waiting, num_cached: int) -> LiveSequence:
         sequence = entry.sequence

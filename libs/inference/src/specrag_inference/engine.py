@@ -6,8 +6,8 @@ what is to be done, :meth:`Engine.step` runs at most one forward pass over every
 
 from __future__ import annotations
 
+import itertools
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specrag_inference.admission import Admission
@@ -23,10 +23,10 @@ from specrag_inference.messages import (
     JobCommand,
     OpenSequence,
     PassLoad,
-    RoundVerified,
     SequenceFailed,
 )
 from specrag_inference.opening import SequenceBuilder, SequenceRefusedError
+from specrag_inference.roster import Roster
 from specrag_inference.runner import ModelRunner, TokenVocabulary
 from specrag_inference.sampling.numerics import NumericsError
 from specrag_inference.scheduler import SchedulerLimits, plan_step
@@ -122,10 +122,11 @@ class Engine:
             max_waiting=self.config.max_waiting,
             clock=clock,
         )
-        self._live: dict[str, LiveSequence] = {}
+        self._roster = Roster()
         self._deadlines = Deadlines()
         self._events: list[EngineEvent] = []
         self._tally = PassTally()
+        self._turns = itertools.count(1)
         self._num_preemptions = 0
         self._may_admit = False
         self._is_starved = False
@@ -136,7 +137,7 @@ class Engine:
         return bool(
             self._events
             or self._may_admit
-            or any(live.extension is not None for live in self._live.values())
+            or self._roster.list_asking()
             or self.seconds_to_deadline() == 0
         )
 
@@ -164,7 +165,7 @@ class Engine:
         """Run at most one forward pass and return what has happened since the last call."""
         self._expire()
         self._admit()
-        asking = [live for live in self._live.values() if live.extension is not None]
+        asking = self._roster.list_asking()
         candidates = [live.describe() for live in asking if not live.is_parked]
         grants = plan_step(candidates, num_free_blocks=self.pool.num_free, limits=self._limits)
         self._is_starved = bool(candidates) and not grants
@@ -178,9 +179,9 @@ class Engine:
     def stats(self) -> EngineStats:
         """Return a snapshot."""
         return EngineStats(
-            num_running=len(self._live),
+            num_running=len(self._roster),
             num_waiting=self._admission.num_waiting,
-            num_pending_jobs=sum(live.num_jobs for live in self._live.values()),
+            num_pending_jobs=sum(live.num_jobs for live in self._roster),
             num_blocks=self.pool.num_blocks,
             num_free_blocks=self.pool.num_free,
             num_cached_blocks=self.pool.num_cached,
@@ -193,26 +194,25 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when block tables and pool disagree."""
-        self.pool.check_integrity([live.sequence.table.block_ids for live in self._live.values()])
+        self.pool.check_integrity([live.sequence.table.block_ids for live in self._roster])
 
     def close(self) -> None:
         """Free all sequences; nothing is reported any more."""
-        for sequence_id in list(self._live):
-            self._free(sequence_id)
+        for live in list(self._roster):
+            self._free(live.sequence.sequence_id)
         self._admission.clear()
         self._events.clear()
 
     def _compute_oldest_wait(self) -> float:
         now = self._clock()
-        asking_since = [
-            live.asking_since for live in self._live.values() if live.extension is not None
-        ]
-        waiting_since = self._admission.waiting_since
-        return now - min([now, *asking_since, *([] if waiting_since is None else [waiting_since])])
+        since = [live.asking_since for live in self._roster.list_asking()]
+        if self._admission.waiting_since is not None:
+            since.append(self._admission.waiting_since)
+        return now - min(since, default=now)
 
     def _open(self, command: OpenSequence) -> None:
         sequence_id = command.sequence_id
-        if sequence_id in self._live or self._admission.is_waiting(sequence_id):
+        if sequence_id in self._roster or self._admission.is_waiting(sequence_id):
             message = f"sequence_id='{sequence_id}' is open already; both are given up"
             self._fail(sequence_id, INVALID, message)
             return
@@ -227,7 +227,7 @@ class Engine:
 
     def _enqueue(self, command: JobCommand) -> None:
         sequence_id = command.sequence_id
-        live = self._live.get(sequence_id)
+        live = self._roster.get(sequence_id)
         if live is None:
             is_waiting = self._admission.is_waiting(sequence_id)
             reason = "has not been opened yet" if is_waiting else "is not open"
@@ -245,7 +245,7 @@ class Engine:
     def _free(self, sequence_id: str) -> None:
         self._deadlines.discard(sequence_id)
         self._admission.withdraw(sequence_id)
-        live = self._live.pop(sequence_id, None)
+        live = self._roster.remove(sequence_id)
         if live is not None:
             live.sequence.table.free()
         self._may_admit = self._admission.num_waiting > 0
@@ -274,7 +274,7 @@ class Engine:
     def _expire(self) -> None:
         """Fail the sequences that have run out of time, wherever they are."""
         for sequence_id in self._deadlines.pop_due(self._clock()):
-            live = self._live.get(sequence_id)
+            live = self._roster.get(sequence_id)
             where = "before it was admitted"
             if live is not None:
                 sequence = live.sequence
@@ -290,43 +290,39 @@ class Engine:
         self._may_admit = False
         if self._is_starved:
             return
-        for live in self._live.values():
-            if live.is_parked and live.extension is not None:
-                num_holders = sum(
-                    bool(other.sequence.table.block_ids) for other in self._live.values()
-                )
-                if not live.resume(num_spare_blocks=num_holders):
-                    return
-                self._advance(live)
-        for live in self._admission.admit(self._live):
-            self._live[live.sequence.sequence_id] = live
+        for live in self._roster.list_parked():
+            if not live.resume(num_spare_blocks=self._roster.count_holders()):
+                return
+            self._advance(live)
+        for live in self._admission.admit(self._roster):
+            self._roster.add(live)
             self._advance(live)
 
     def _run(self, grants: Sequence[Grant], asking: Iterable[LiveSequence]) -> None:
         self._may_admit = self._admission.num_waiting > 0
         for live in asking:
             live.num_passed_over += 1
-        shares = [(self._live[grant.sequence_id], grant) for grant in grants]
+        shares = [(self._roster[grant.sequence_id], grant) for grant in grants]
         parts = [cut_part(live.sequence, live.extension, grant) for live, grant in shares]
         step = build_step(parts)
         started = self._clock()
         rows = self._runner.execute(step)
         forward_s = self._clock() - started
-        number = self._tally.begin_pass()
-        first_row, first_event = 0, len(self._events)
+        self._tally.begin_pass()
+        load = PassLoad(len(step.token_ids), len(parts))
+        first_row = 0
         for (live, grant), part in zip(shares, parts, strict=True):
-            live.last_step = number
+            live.last_turn = next(self._turns)
             self._tally.add_share(part.extension.kind, grant.num_tokens)
             logits = ExtensionLogits(
-                rows, first_row=first_row, num_chain=grant.num_chain, num_nodes=grant.num_nodes
+                rows,
+                first_row=first_row,
+                num_chain=grant.num_chain,
+                num_nodes=grant.num_nodes,
+                load=load,
             )
             first_row += part.num_logit_rows
             self._settle(live, grant, logits, forward_s=forward_s)
-        load = PassLoad(sum(grant.num_tokens for grant in grants), len(grants))
-        self._events[first_event:] = [
-            replace(event, load=load) if isinstance(event, RoundVerified) else event
-            for event in self._events[first_event:]
-        ]
 
     def _settle(
         self, live: LiveSequence, grant: Grant, logits: ExtensionLogits, *, forward_s: float
@@ -342,13 +338,8 @@ class Engine:
     def _relieve(self, asking: Sequence[LiveSequence]) -> None:
         """Nobody fits: take the blocks of the youngest other sequence, or give up the oldest."""
         oldest = min(asking, key=lambda live: live.order)
-        victims = [
-            live
-            for live in self._live.values()
-            if live.sequence.table.block_ids and live is not oldest
-        ]
-        if victims:
-            victim = max(victims, key=lambda live: live.order)
+        victim = self._roster.choose_victim(spared=oldest)
+        if victim is not None:
             victim.preempt()
             self._num_preemptions += 1
             self._advance(victim)

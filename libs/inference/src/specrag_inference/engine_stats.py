@@ -100,10 +100,9 @@ class PassTally:
         self._num_shares = 0
         self._num_tokens = dict.fromkeys(WorkKind, 0)
 
-    def begin_pass(self) -> int:
-        """Count a pass and return its number, from 1."""
+    def begin_pass(self) -> None:
+        """Count a pass."""
         self._num_passes += 1
-        return self._num_passes
 
     def add_share(self, kind: WorkKind, num_tokens: int) -> None:
         """Count one sequence's share of the current pass."""

@@ -23,7 +23,7 @@ class LiveSequence:
     Attributes:
         sequence: the state the jobs work on.
         order: when it was opened, in increasing numbers.
-        last_step: the pass that served it last.
+        last_turn: when it was served last, in increasing numbers.
         num_passed_over: passes since it asked for one in which it had no share.
         extension: what it needs from the next pass; ``None`` when it has nothing to do.
         asking_since: when it asked for that.
@@ -33,7 +33,7 @@ class LiveSequence:
     def __init__(self, sequence: SequenceState, *, order: int, clock: Callable[[], float]) -> None:
         self.sequence = sequence
         self.order = order
-        self.last_step = 0
+        self.last_turn = 0
         self.num_passed_over = 0
         self.extension: Extension | None = None
         self.asking_since = 0.0
@@ -109,7 +109,7 @@ class LiveSequence:
         return Candidate(
             sequence_id=self.sequence.sequence_id,
             order=self.order,
-            last_step=self.last_step,
+            last_turn=self.last_turn,
             num_passed_over=self.num_passed_over,
             num_chain=extension.num_chain,
             num_nodes=num_nodes,

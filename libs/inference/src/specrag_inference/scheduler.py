@@ -5,9 +5,10 @@ front, so that every running sequence moves within a few passes. *Bulk* ones (pr
 large trees) take what is left of the token budget in chunks, oldest sequence first; while quick
 ones share the pass a chunk is smaller, because its length is their latency.
 
-Nobody waits without bound. Bulk work passed over ``max_passed_over`` times goes to the front of its
-kind, and the front goes before the quick ones. A sequence in front that lacks blocks gets the next
-ones that become free: those behind it may only go on in blocks they hold.
+Nobody waits without bound. Bulk work of a running sequence that was passed over ``max_passed_over``
+times goes to the front of its kind, and the front goes before the quick ones unless one of them has
+waited longer still. A sequence that was passed over and lacks blocks gets the next ones that become
+free: those behind it may only go on in blocks they hold.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Candidate:
     Attributes:
         sequence_id: whose.
         order: when the sequence was opened, in increasing numbers.
-        last_step: the pass that served it last.
+        last_turn: when it was served last, in increasing numbers.
         num_passed_over: passes since it asked in which it had no share.
         num_chain: committed tokens to compute.
         num_nodes: tree nodes to compute behind the chain's end.
@@ -57,7 +58,7 @@ class Candidate:
 
     sequence_id: str
     order: int
-    last_step: int
+    last_turn: int
     num_chain: int
     num_nodes: int
     num_positions: int
@@ -132,15 +133,16 @@ def plan_step(
     shared_limit = limits.max_shared_prefill_tokens
     quick = sorted(
         (c for c in candidates if c.num_tokens <= shared_limit),
-        key=lambda c: (c.last_step, c.order),
+        key=lambda c: (c.last_turn, c.order),
     )
     bulk = sorted(
         (c for c in candidates if c.num_tokens > shared_limit),
-        key=lambda c: (c.is_opening or not _is_overdue(c, limits), c.order),
+        key=lambda c: (-_count_overdue_passes(c, limits), c.order),
     )
     budget = _Budget(num_free_blocks, limits)
     grants: list[Grant | None] = []
-    if quick and bulk and _is_overdue(bulk[0], limits):
+    longest_wait = max((c.num_passed_over for c in quick), default=0)
+    if quick and bulk and bulk[0].num_passed_over >= max(limits.max_passed_over, longest_wait):
         first = bulk.pop(0)
         grants.append(budget.take(first, max(shared_limit, first.num_end_tokens)))
     grants += [budget.take_whole(candidate) for candidate in quick]
@@ -151,6 +153,13 @@ def plan_step(
             bulk_left -= grant.num_tokens
             grants.append(grant)
     return tuple(grant for grant in grants if grant is not None)
+
+
+def _count_overdue_passes(candidate: Candidate, limits: SchedulerLimits) -> int:
+    """Return the passes a running sequence has been left out of; 0 until they are too many."""
+    if candidate.is_opening or not _is_overdue(candidate, limits):
+        return 0
+    return candidate.num_passed_over
 
 
 def _is_overdue(candidate: Candidate, limits: SchedulerLimits) -> bool:

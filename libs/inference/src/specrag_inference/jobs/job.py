@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from specrag_inference.messages import EngineEvent
+    from specrag_inference.messages import EngineEvent, PassLoad
     from specrag_inference.runner import LogitRows
     from specrag_inference.sequence import SequenceState
 
@@ -73,13 +73,15 @@ class ExtensionLogits:
     Attributes:
         num_nodes: nodes that were computed: all of the extension's, unless they could wait.
         has_root: there was a chain, whose last token's logits are here.
+        load: how full the pass was.
     """
 
     def __init__(
-        self, rows: LogitRows, *, first_row: int, num_chain: int, num_nodes: int = 0
+        self, rows: LogitRows, *, first_row: int, num_chain: int, num_nodes: int, load: PassLoad
     ) -> None:
         self.num_nodes = num_nodes
         self.has_root = num_chain > 0
+        self.load = load
         self._rows = rows
         self._root_row = first_row
         self._node_row = first_row + min(num_chain, 1)

@@ -89,7 +89,7 @@ class VerifyJob:
             distrusted_drafters=sequence.distrusted_drafters,
         )
         sequence.distrusted_drafters.update(result.violating_drafters)
-        yield self._commit(result, laws, forward_s)
+        yield replace(self._commit(result, laws, forward_s), load=logits.load)
         self._set_tree(TokenTree.empty())
 
     def finish(self, *, elapsed_s: float) -> Iterable[EngineEvent]:  # noqa: ARG002 - part of the seam
