@@ -100,6 +100,7 @@ def main() -> None:
     questions = {
         question.question_id: question
         for name in SETS
+        if (arguments.data / f"{name}.jsonl").exists()
         for question in load_questions(arguments.data, name, limit=1000)
     }
     judge = Judge(arguments.model, arguments.model_cache)

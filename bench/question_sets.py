@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -37,6 +38,7 @@ class CutTo:
 SETS = {
     "hotpotqa": CutTo(max_passages=10, max_passage_chars=2000),
     "techqa": CutTo(max_passages=5, max_passage_chars=1600),
+    "pubmedqa": CutTo(max_passages=5, max_passage_chars=2000),
 }
 
 
@@ -52,7 +54,8 @@ def load_questions(folder: Path, name: str, *, limit: int) -> list[ClosedQuestio
         name: a key of ``SETS``.
         limit: most questions.
     """
-    lines = (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()[:limit]
+    with (folder / f"{name}.jsonl").open(encoding="utf-8") as file:  # texts hold other line breaks
+        lines = list(itertools.islice(file, limit))
     return [_to_question(json.loads(line), SETS[name]) for line in lines]
 
 
