@@ -101,6 +101,51 @@ def test_coupled_token_is_the_targets_when_the_laws_agree() -> None:
         assert token.token_id == choose_coupled(law, stream, position=position)
 
 
+@pytest.mark.parametrize("mode", list(VerificationMode))
+def test_greedy_ranks_are_taken_behind_penalties(mode: VerificationMode) -> None:
+    best, second, third = np.argsort(-LOGITS, kind="stable")[:3].tolist()
+    params = SamplingParams(presence_penalty=2.0, logit_bias=((second, -100.0),))
+    history = TokenHistory.of(path=[best])
+    penalised = LOGITS.copy()
+    penalised[best] -= np.float32(2.0)
+    penalised[second] -= np.float32(100.0)
+    order = np.argsort(-penalised, kind="stable").tolist()
+    drawn = [draw(params=params, mode=mode, rank=rank, history=history) for rank in range(3)]
+    assert [token.token_id for token in drawn] == order[:3]
+    assert third in order[:2]
+
+
+def test_shipped_law_sees_the_branch_so_far() -> None:
+    best = int(np.argmax(LOGITS))
+    params = SamplingParams(temperature=1.0, frequency_penalty=0.5, top_k=20)
+    laws = [
+        draw(params=params, history=TokenHistory.of(path=[best] * count)).law for count in range(3)
+    ]
+    shares = [0.0 if law is None else float(law.probs[law.token_ids == best].sum()) for law in laws]
+    assert shares[0] > shares[1] > shares[2]
+
+
+def test_coupled_token_is_the_targets_behind_the_same_history() -> None:
+    params = SamplingParams(temperature=1.0, repetition_penalty=1.7, min_p=0.05)
+    for position in range(20):
+        history = TokenHistory.of(prompt_token_ids=[7, 9], answer_token_ids=range(position))
+        token = draw(params=params, mode=VerificationMode.COUPLED, history=history)
+        law = compute_law(LOGITS, params, history)
+        stream = RandomStream(random_key_from_seed(0))
+        assert token.token_id == choose_coupled(law, stream, position=position)
+
+
+def test_end_tokens_are_not_drafted_while_the_answer_is_too_short() -> None:
+    best = int(np.argmax(LOGITS))
+    params = SamplingParams(min_tokens=2, stop_token_ids=frozenset({best}))
+    drawn = [
+        draw(params=params, history=TokenHistory.of(answer_token_ids=[3], path=path)).token_id
+        for path in ((), (4,))
+    ]
+    assert drawn[0] != best
+    assert drawn[1] == best
+
+
 @pytest.mark.parametrize("params", [SAMPLED, SamplingParams(temperature=1.0, top_k=2)])
 def test_coupled_ranks_are_distinct_even_behind_the_laws_support(params: SamplingParams) -> None:
     tokens = [

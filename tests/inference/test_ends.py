@@ -107,17 +107,40 @@ def test_stop_strings_without_a_tokenizer_are_refused() -> None:
     assert AnswerEnds(SamplingParams()).advance([1]).num_kept == 1
 
 
+def test_stop_string_counts_only_behind_the_first_tokens() -> None:
+    ends = watch(stop=("b",), min_tokens=2)
+    assert ends.advance(ids("ab", "b", "a", "ab", "c")) == EndDecision(
+        num_kept=4, finish_reason=FinishReason.STOP_STRING, stop_text_length=5
+    )
+
+
+def test_stop_string_that_begins_among_the_first_tokens_does_not_count() -> None:
+    ends = watch(stop=("END",), min_tokens=2)
+    assert ends.advance(ids("a", "xEN", "D.")) == EndDecision(num_kept=3)
+    assert ends.advance(ids("xEN", "D.")).stop_text_length == 7
+
+
+def test_length_and_context_end_an_answer_of_any_length() -> None:
+    assert watch(max_tokens=2, min_tokens=2).advance(ids("a", "a")).finish_reason is (
+        FinishReason.LENGTH
+    )
+    assert watch(max_context_tokens=1, min_tokens=5).advance(ids("a")).finish_reason is (
+        FinishReason.CONTEXT
+    )
+
+
 @given(
     token_ids=st.lists(st.integers(0, len(PIECES) - 1), max_size=25),
     stops=st.lists(st.text(alphabet="abcx.", min_size=1, max_size=4), max_size=3),
     sizes=st.lists(st.integers(0, 6), max_size=25),
     max_tokens=st.integers(1, 25),
+    min_tokens=st.integers(0, 8),
 )
 def test_end_is_the_first_token_whose_text_holds_a_stop_whatever_the_batches(
-    token_ids: list[int], stops: list[str], sizes: list[int], max_tokens: int
+    token_ids: list[int], stops: list[str], sizes: list[int], max_tokens: int, min_tokens: int
 ) -> None:
-    expected = find_end(token_ids, stops, max_tokens)
-    ends = watch(stop=tuple(stops), max_tokens=max_tokens)
+    expected = find_end(token_ids, stops, max_tokens, min_tokens)
+    ends = watch(stop=tuple(stops), max_tokens=max_tokens, min_tokens=min_tokens)
     num_kept = 0
     decision = EndDecision(num_kept=0)
     for size in [*sizes, len(token_ids)]:
@@ -129,13 +152,14 @@ def test_end_is_the_first_token_whose_text_holds_a_stop_whatever_the_batches(
 
 
 def find_end(
-    token_ids: list[int], stops: list[str], max_tokens: int
+    token_ids: list[int], stops: list[str], max_tokens: int, min_tokens: int
 ) -> tuple[int, FinishReason | None, int | None]:
     """Decode everything anew after each token; what is unfinished at the end does not count."""
+    start = len(TOKENIZER.decode(token_ids[:min_tokens]).rstrip("\ufffd"))
     for count in range(1, len(token_ids) + 1):
         text = TOKENIZER.decode(token_ids[:count])
-        starts = [text.find(stop) for stop in stops if stop in text]
-        if starts:
+        starts = [text.find(stop, start) for stop in stops if stop in text[start:]]
+        if starts and count > min_tokens:
             return count, FinishReason.STOP_STRING, min(starts)
         if count == max_tokens:
             return count, FinishReason.LENGTH, None
