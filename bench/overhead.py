@@ -277,7 +277,7 @@ def describe(name: str, times: Sequence[RoundTime]) -> str:
 
 
 def _median(times: Sequence[RoundTime], part: str) -> float:
-    return statistics.median(getattr(one, part) for one in times)
+    return statistics.median([float(getattr(one, part)) for one in times])
 
 
 async def run(num_rounds: int, threads: int) -> list[ResultRow]:
