@@ -9,10 +9,12 @@ import pytest
 from specrag_common.speculation.acceptance import AcceptanceHistory, RoundOutcome
 from specrag_common.speculation.controller import FIRST_PAUSE, JointHistory
 from specrag_common.speculation.proposals import DraftBranch, DraftProposal, DraftSource
+from specrag_common.speculation.step_costs import StepCosts
 from specrag_common.speculation.token_tree import ROOT, TokenTree
 from specrag_common.wire.proposals import KeyedProposal
 from specrag_common.wire.rounds import PrefixHash
 from specrag_common.wire.verified import AnswerEnd, VerifiedTokens
+from specrag_orchestrator.answering.asking import Asking
 from specrag_orchestrator.answering.draft_lines import DraftLine
 from specrag_orchestrator.answering.outcomes import collect_branches
 from specrag_orchestrator.answering.round_messages import (
@@ -362,3 +364,32 @@ def test_any_order_of_events_commits_the_script_and_ends(seed: int) -> None:
     committed, num_steps = simulation.run()
     assert committed == simulation.script
     assert num_steps < 2000
+
+
+def test_full_passes_turn_drafting_down_to_nothing() -> None:
+    def count_drafted(num_sequences: int) -> int:
+        costs = StepCosts()
+        rng = random.Random(1)
+        for _ in range(100):  # other answers: a pass that costs what is in it
+            num_tokens = num_sequences * rng.randint(1, 6)
+            costs.observe_pass(
+                num_tokens=num_tokens,
+                num_sequences=num_sequences,
+                seconds=0.02 + 0.001 * num_tokens,
+            )
+        drafters = [line(0), line(1)]
+        for one in drafters:
+            one.history = useless_history().fade(1000)
+            for accepted in (1, 0, 2, 0, 1, 0, 1, 3) * 4:
+                one.observe(
+                    RoundOutcome(gamma=4, accepted_by_rank=(accepted,), nodes_by_rank=(4,)),
+                    num_tokens=1,
+                )
+        asking = Asking(costs, RoundLimits(max_tokens=500, waits=WAITS), JointHistory())
+        plan = asking.choose(drafters, round_number=1, num_left=400).plan
+        return sum(ask.gamma for ask in plan.asks.values())
+
+    drafted = [count_drafted(size) for size in (1, 4, 64)]
+    assert drafted == sorted(drafted, reverse=True)
+    assert drafted[0] > 2
+    assert drafted[-1] == 0
