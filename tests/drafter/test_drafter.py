@@ -69,6 +69,52 @@ async def test_suffix_branch_continues_the_passage_the_answer_copies(
     assert second.committed_length == len("the quick b")
 
 
+async def test_suffix_drafts_do_not_depend_on_what_was_drafted_before_or_beside(
+    stub: Stub, tokenizer: ChatTokenizer
+) -> None:
+    passages = {"red": "the code is 4711", "blue": "the code is 9042", "green": "no code is known"}
+
+    async def draft(name: str) -> list[tuple[int, ...]]:
+        changes = {"conversation": build_conversation(passages[name]), "tenant": name}
+        async with drafting(stub, tokenizer, DraftSource.SUFFIX, **changes) as stream:
+            await stream.wait_ready()
+            proposals = [
+                await stream.draft(ids(text), gamma=6, num_branches=2)
+                for text in ("the code", " is")
+            ]
+        return [branch.token_ids for one in proposals for branch in one.branches]
+
+    alone = {name: await draft(name) for name in passages}
+    for order in itertools.permutations(passages):
+        assert {name: await draft(name) for name in order} == alone
+    beside = await asyncio.gather(*(draft(name) for name in passages))
+    assert dict(zip(passages, beside, strict=True)) == alone
+    assert any(tuple(b" 4711")[:4] == one[:4] for one in alone["red"])
+    assert not any(ids("9042")[0] in one for one in alone["red"]), "no other tenant's text"
+
+
+async def test_dear_tokens_are_not_proposed_by_a_weak_match(
+    stub: Stub, tokenizer: ChatTokenizer
+) -> None:
+    async with drafting(stub, tokenizer, DraftSource.SUFFIX) as stream:
+        await stream.wait_ready()
+        cheap = await stream.draft(ids("zq e"), gamma=4, min_probability=0.001)
+        dear = await stream.draft(gamma=4, min_probability=0.99)
+
+    assert cheap.branches
+    assert not dear.branches
+
+
+@pytest.mark.parametrize("bound", [-0.5, 0.0, 1.5, float("nan")])
+async def test_bound_that_is_no_probability_is_refused(
+    stub: Stub, tokenizer: ChatTokenizer, bound: float
+) -> None:
+    async with drafting(stub, tokenizer, DraftSource.SUFFIX) as stream:
+        await stream.wait_ready()
+        with pytest.raises(InvalidRequest, match="min_probability"):
+            await stream.draft(gamma=4, min_probability=bound)
+
+
 async def test_sources_default_to_the_services_own(stub: Stub, tokenizer: ChatTokenizer) -> None:
     async with drafting(stub, tokenizer, conversation=build_conversation("abcdef")) as stream:
         await stream.wait_ready()

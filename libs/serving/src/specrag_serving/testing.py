@@ -236,16 +236,14 @@ class HandDrafter:
         return ready
 
     async def draft(
-        self, committed: Sequence[int] = (), *, gamma: int, num_branches: int = 1
+        self, committed: Sequence[int] = (), *, gamma: int, **options: float
     ) -> DraftProposal:
-        """Commit tokens and return the next proposal."""
-        await self.send(committed, gamma=gamma, num_branches=num_branches)
+        """Commit tokens and return the next proposal; ``options`` are fields of the round."""
+        await self.send(committed, gamma=gamma, **options)
         return await self.receive(gamma=gamma)
 
-    async def send(
-        self, committed: Sequence[int] = (), *, gamma: int, num_branches: int = 1
-    ) -> None:
-        """Send one round."""
+    async def send(self, committed: Sequence[int] = (), *, gamma: int, **options: float) -> None:
+        """Send one round; ``options`` are further fields of it."""
         self._prefix.update(committed)
         key = RoundKey(
             answer_id=self._open.answer_id,
@@ -259,7 +257,7 @@ class HandDrafter:
             key=encode_round_key(key),
             committed_token_ids=encode_int32(committed),
             gamma=gamma,
-            num_branches=num_branches,
+            **{"num_branches": 1, **options},  # type: ignore[arg-type]  # numbers, by field name
         )
         await self.call.write(drafter_pb2.DraftTokensRequest(round=message))
 
