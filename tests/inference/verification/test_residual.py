@@ -88,6 +88,16 @@ def test_residual_without_unrejected_tokens_stays_as_it_was() -> None:
     assert residual.get_law().tolist() == [1.0, 0.0]
 
 
+def test_measure_emptied_by_rounding_falls_back_on_the_target_without_rejected_tokens() -> None:
+    """The first rest is so small that its scale is inexact; the second proposal takes all of it."""
+    target = np.array([0.5, 0.5 - 1e-9, 1e-9])
+    residual = Residual(target)
+    residual.reject(build_trial(0, [0.5 + 1e-12, 0.5 - 1e-9, 1e-9 - 1e-12]))
+    residual.reject(build_trial(2))
+    law = residual.get_law()
+    assert law.tolist() == pytest.approx([0, 1, 0])
+
+
 def test_law_reaching_beyond_the_vocabulary_counts_only_inside() -> None:
     residual = Residual(TARGET)
     trial = build_trial(4, [0.25, 0.25, 0.0, 0.0, 0.5])

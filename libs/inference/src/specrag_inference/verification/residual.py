@@ -82,9 +82,16 @@ class Residual:
             self._take(taken, token_ids, draft_probs)
 
     def get_law(self) -> Law:
-        """Return the law of the next token: the measure normalised."""
+        """Return the law of the next token: the measure normalised.
+
+        A measure that rounding has emptied unnoticed is replaced by the target's law without the
+        rejected tokens.
+        """
         if self._mass is None:
             return self._target_probs
+        if not self._mass.any():
+            self._mass[:] = self._target_probs
+            self._drop_rejected(self._mass)
         law: Law = self._mass / self._mass.sum()
         return law
 
