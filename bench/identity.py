@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import random
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -250,7 +251,8 @@ def main() -> None:
     model = load_model(
         arguments.model, dtype="fp32", cache_dir=cache_dir, num_threads=arguments.threads
     )
-    engine = Engine(model, tokenizer, EngineConfig(num_blocks=1024, block_size=BLOCK_SIZE))
+    endless = replace(model, eos_token_ids=frozenset())
+    engine = Engine(endless, tokenizer, EngineConfig(num_blocks=1024, block_size=BLOCK_SIZE))
     driver = EngineDriver(engine)
     maker = PromptMaker(
         tokenizer, max_tokens=SELF_DRAFT_ANSWER_TOKENS, max_model_len=model.max_model_len

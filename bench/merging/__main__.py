@@ -10,9 +10,7 @@ exactly, REJECTION by the sequential rule, 16 draws a question.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,17 +104,17 @@ def print_table(
     configurations: Sequence[Configuration],
     pairs: Sequence[tuple[QuestionTrace, ClosedQuestion]],
 ) -> list[Line]:
-    """Measure in two processes and print."""
+    """Measure and print, one configuration after the other."""
     if not pairs:
         print(f"{title}: no question is recorded for it")
         return []
     num_tokens = sum(len(trace.target.greedy_ids) for trace, _ in pairs)
     print(f"\n{title}: {len(pairs)} questions, {num_tokens / len(pairs):.0f} answer tokens each")
     print(f"{'drafters':68} {'T = 0':>5}   {'coup.':>5}   {'rej.':>5}   nodes")
-    with multiprocessing.Pool(2) as pool:
-        lines = pool.map(partial(measure, pairs=pairs), configurations, chunksize=1)
-    for line in lines:
-        print(line.describe())
+    lines = []
+    for configuration in configurations:
+        lines.append(measure(configuration, pairs))
+        print(lines[-1].describe(), flush=True)
     return lines
 
 

@@ -47,7 +47,7 @@ class NodeLaws:
         """Gather what can be proposed.
 
         Args:
-            target_law: [vocab_size].
+            target_law: [vocab_size], sums to 1.
             draft_laws: (ids, probs) of each draft model, -1 padded.
             copied_ids: tokens that deterministic sources may propose here.
             answer_id: what is committed.
@@ -57,7 +57,7 @@ class NodeLaws:
         )
         self._ids = known[known >= 0].astype(np.int64)
         probs = target_law[self._ids].astype(np.float64)
-        rest = max(float(target_law.sum(dtype=np.float64)) - float(probs.sum()), 0.0)
+        rest = max(1.0 - float(probs.sum()), 0.0)
         self.target = np.append(probs, rest)
         self.target /= self.target.sum()
         self.drafts = [self._spread(ids, probs) for ids, probs in draft_laws]

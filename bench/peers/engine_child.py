@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +32,11 @@ NUM_BLOCKS = 1024
 def load(
     reference: str, *, threads: int, cache_dir: Path, dtype: DtypeName
 ) -> Callable[[dict[str, Any]], Answer]:
-    """Load the model into an engine of the default sizes."""
+    """Load the model into an engine of the default sizes; no token ends its answers."""
     tokenizer = load_tokenizer(reference, cache_dir)
     model = load_model(reference, dtype=dtype, cache_dir=cache_dir, num_threads=threads)
-    engine = Engine(model, tokenizer, EngineConfig(num_blocks=NUM_BLOCKS))
+    endless = replace(model, eos_token_ids=frozenset())
+    engine = Engine(endless, tokenizer, EngineConfig(num_blocks=NUM_BLOCKS))
     scopes = itertools.count()
     step_costs = StepCosts()  # the answers of one process share it
 
