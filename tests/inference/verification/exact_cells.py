@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from specrag_common.speculation.proposals import DraftBranch, DraftLaw, DraftProposal
+from specrag_common.speculation.proposals import DraftBranch, DraftLaw, DraftProposal, DraftSource
 from specrag_inference.messages import SamplingParams
 
 from tests.inference.verification.toy_worlds import (
@@ -234,6 +234,13 @@ def _fix_last_token(proposals: list[DraftProposal]) -> list[DraftProposal]:
     return [replace(proposals[0], branches=branches), *proposals[1:]]
 
 
+def _put_fixed_branch_first(proposals: list[DraftProposal]) -> list[DraftProposal]:
+    """Let the first drafter's branches begin with a fixed one, which its draws know nothing of."""
+    fixed = DraftBranch(token_ids=(1, 0), laws=(None, None), source=DraftSource.SUFFIX)
+    branches = (fixed, *proposals[0].branches)
+    return [replace(proposals[0], branches=branches), *proposals[1:]]
+
+
 def _look_at_everything(models: tuple[ToyModel, ...]) -> list[Draft]:
     """Two sampling drafters, and one whose branches depend on all they drew."""
 
@@ -304,6 +311,10 @@ KINDS: dict[str, Kind] = {
         build=lambda models: [draft_without_replacement(models[0], 0, num_roots=2, num_children=2)],
     ),
     "tree without replacement and a chain": Kind(build=_tree_and_chain),
+    "fixed branch before siblings without replacement": Kind(
+        build=lambda models: [draft_without_replacement(models[0], 0, num_roots=2, num_children=1)],
+        change_proposals=_put_fixed_branch_first,
+    ),
     "greedy chain": Kind(
         build=lambda models: [draft_deterministic(choose_greedy(models[0]), 0)], vocab_size=6
     ),

@@ -95,7 +95,8 @@ def order_trials(
     """Return the trials at one node: SAMPLED before DETERMINISTIC, then (drafter, branch).
 
     Proposals are never merged, but for the one draw that several branches of a drafter's
-    without-replacement tree share.
+    without-replacement tree share. Only SAMPLED proposals are draws: a DETERMINISTIC sibling takes
+    nothing out of the law that the others were drawn from.
 
     Args:
         tree: the tree, for the tokens.
@@ -110,7 +111,7 @@ def order_trials(
     for proposal in sorted(proposals, key=lambda item: (item.drafter_index, item.branch_idx)):
         token_id = int(tree.token_ids[proposal.node_idx])
         earlier: list[int] = []
-        if proposal.sibling_kind is SiblingKind.WITHOUT_REPLACEMENT:
+        if proposal.sibling_kind is SiblingKind.WITHOUT_REPLACEMENT and proposal.law is not None:
             siblings = drawn.setdefault(proposal.drafter_index, [])
             if token_id in siblings:
                 continue
