@@ -52,6 +52,7 @@ LONGEST_PAUSE: Final = 128
 _PROBE_GAMMA: Final = 4
 _PROBE_SHARE: Final = 0.05
 _PROBE_SLACK: Final = 0.1
+_SAME_REPLY: Final = 0.01
 _NUM_ITERATIONS: Final = 3
 _LEAST_PRICE: Final = 0.02
 _HIGHEST_PRICE: Final = 0.9
@@ -251,8 +252,9 @@ def plan_round(
         return best
     by_reply = sorted(drafters, key=lambda one: one.reply_s)
     for count, slowest in enumerate(by_reply, 1):
-        if count < len(by_reply) and by_reply[count].reply_s <= slowest.reply_s:
-            continue
+        same_s = slowest.reply_s + _SAME_REPLY * prices.plain_s
+        if count < len(by_reply) and by_reply[count].reply_s <= same_s:
+            continue  # waiting for the next one too costs next to nothing
         search = _Search(by_reply[:count], joint, prices, max_gamma, max_branches)
         plan = search.run(best.tokens_per_s)
         if plan.tokens_per_s > best.tokens_per_s:
