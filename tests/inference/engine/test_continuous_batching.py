@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -150,6 +151,52 @@ def test_tree_of_one_chain_equals_decoding_at_every_block_edge(
     assert list_tokens(drain(engine)) == truth
 
 
+@pytest.mark.parametrize("length", [15, 16, 17, 40])
+def test_moved_keys_and_values_serve_as_recomputed_ones_do(
+    build_engine: BuildEngine, generate_reference: GenerateReference, length: int
+) -> None:
+    prompt = draw_tokens(2, length)
+    truth = generate_reference(prompt, 12)
+    branches = [
+        [*truth[:kept], *((token + 1) % 256 for token in truth[kept : kept + 2])]
+        for kept in range(10)
+    ]
+    warm, cold = build_engine(), build_engine()
+    warm.submit(open_command("a", prompt))
+    drain(warm)
+    warm.submit(verify_command("a", *branches, truth[:11]))
+    assert list_tokens(drain(warm)) == truth
+    cold.submit(open_command("a", (*prompt, *truth)))
+    drain(cold)
+    chain = draw_tokens(3, 30)
+    scores = []
+    for engine in (warm, cold):
+        engine.submit(score_chain_command("a", chain))
+        (scored,) = drain(engine)
+        assert isinstance(scored, TreeScored)
+        scores.append(scored.logprobs)
+    np.testing.assert_allclose(*scores, atol=1e-4)
+
+
+def test_second_question_over_cached_passages_prefills_only_what_differs(
+    build_engine: BuildEngine, generate_reference: GenerateReference
+) -> None:
+    passages = draw_tokens(4, 300)
+    first, second = ((*passages, *draw_tokens(seed, 25)) for seed in (5, 6))
+    engine = build_engine()
+    engine.submit(open_command("first", first))
+    drain(engine)
+    before = engine.stats().batches
+    engine.submit(open_command("second", second))
+    (opened,) = drain(engine)
+    assert isinstance(opened, SequenceOpened)
+    assert opened.num_cached_tokens == 288
+    done = engine.stats().batches - before
+    assert done.num_tokens[WorkKind.PREFILL] == 325 - 1 - 288
+    engine.submit(decode_command("second", 20))
+    assert list_tokens(drain(engine)) == generate_reference(second, 20)
+
+
 @pytest.mark.slow
 def test_drafter_equal_to_the_target_is_accepted_over_two_thousand_tokens(
     build_engine: BuildEngine,
@@ -157,7 +204,7 @@ def test_drafter_equal_to_the_target_is_accepted_over_two_thousand_tokens(
     model = build_random_model("llama", seed=0, max_model_len=2200)
     target, drafter = (build_engine(model, num_blocks=160) for _ in range(2))
     prompt = draw_tokens(5, 70)
-    law = {"max_tokens": 2000, "min_tokens": 2000}
+    law: dict[str, Any] = {"max_tokens": 2000, "min_tokens": 2000}
     for engine in (target, drafter):
         engine.submit(open_command("a", prompt, **law))
         drain(engine)

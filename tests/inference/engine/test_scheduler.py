@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,8 +12,8 @@ from specrag_inference.scheduler import Candidate, Grant, SchedulerLimits, plan_
 LIMITS = SchedulerLimits(max_step_tokens=64, max_shared_prefill_tokens=16, block_size=4)
 
 
-def candidate(name: str, num_chain: int, num_nodes: int = 0, **facts: int) -> Candidate:
-    defaults = {
+def candidate(name: str, num_chain: int, num_nodes: int = 0, **facts: Any) -> Candidate:
+    defaults: dict[str, Any] = {
         "order": 0,
         "last_turn": 0,
         "num_positions": 0,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from specrag_common.speculation.token_tree import ROOT, TokenTree
-from specrag_inference.engine import Engine
+from specrag_inference.engine import Engine, EngineConfig
 from specrag_inference.messages import (
     EngineEvent,
     FreeSequence,
@@ -23,11 +23,21 @@ from specrag_inference.messages import (
     TreeScored,
     VerifyTree,
 )
-from specrag_inference.testing import BYTE_VOCAB_SIZE, build_random_model, drain
+from specrag_inference.runner import ModelRunner, TokenVocabulary
+from specrag_inference.testing import (
+    BYTE_VOCAB_SIZE,
+    build_byte_tokenizer,
+    build_random_model,
+    drain,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from specrag_inference.attention.step import StepInputs
+    from specrag_inference.cache.storage import SlotIds
     from specrag_inference.models.loading import LoadedModel
+    from specrag_inference.runner import LogitRows
+    from specrag_inference.step_runner import StepRunner
 
 BuildEngine = Callable[..., Engine]
 ScoreAlone = Callable[[tuple[int, ...], list[int]], "NDArray[np.float32]"]
@@ -140,6 +150,41 @@ def test_drafts_larger_than_pass_and_cache_need_room_for_one_branch_only(
     event = score(engine, score_command(tree))
     check_against_branches(event.logprobs, tree, score_alone)
     assert event.num_passes >= tree.num_nodes / 64
+
+
+class WatchingRunner:
+    """Runs passes and notes how large their masks are."""
+
+    def __init__(self, runner: StepRunner) -> None:
+        self._runner = runner
+        self.largest_mask = 0
+
+    def execute(self, step: StepInputs) -> LogitRows:
+        sizes = [segment.num_queries * segment.num_keys for segment in step.segments]
+        self.largest_mask = max(self.largest_mask, *sizes)
+        return self._runner.execute(step)
+
+    def copy_slots(self, source: SlotIds, destination: SlotIds) -> None:
+        self._runner.copy_slots(source, destination)
+
+
+def test_masks_of_six_thousand_nodes_stay_as_small_as_a_prefill_chunks(
+    tiny_model: LoadedModel, score_alone: ScoreAlone
+) -> None:
+    tokenizer = build_byte_tokenizer()
+    vocabulary = TokenVocabulary.from_ids(tokenizer.get_vocab().values(), tiny_model.vocab_size)
+    runner = WatchingRunner(ModelRunner(tiny_model, vocabulary, num_blocks=80, block_size=16))
+    config = EngineConfig(num_blocks=80, max_step_tokens=256)
+    engine = Engine(tiny_model, tokenizer, config, runner=runner)
+    tree = build_drafts(np.random.default_rng(10), 10, 600)
+    assert tree.num_nodes == 6010
+    open_sequence(engine)
+    scored = score(engine, score_command(tree)).logprobs
+    # A pass sees the prompt, the path of the branch at work, and itself.
+    assert runner.largest_mask <= 256 * (len(PROMPT) + 610 + 256)
+    path = [*tree.compute_path(6009)]
+    alone = score_alone(PROMPT, tree.token_ids[path].tolist())
+    np.testing.assert_allclose(scored[path], alone, atol=1e-3)
 
 
 def test_order_of_nodes_does_not_matter(build_engine: BuildEngine) -> None:

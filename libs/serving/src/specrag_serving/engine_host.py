@@ -25,16 +25,20 @@ from specrag_inference.messages import (
     OpenSequence,
     ProposeTokens,
     RoundVerified,
+    ScoreTree,
     SequenceFailed,
     SequenceOpened,
     StatsRequest,
     TokensProposed,
+    TreeScored,
     VerifyTree,
 )
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
+    import numpy as np
+    from numpy.typing import NDArray
     from specrag_common.runtime.worker_channel import WorkerChannel
     from specrag_common.speculation.token_tree import TokenTree
     from specrag_inference.engine_stats import EngineStats
@@ -107,6 +111,27 @@ class EngineSequence:
         """Return the branches of the oldest round asked for and not received."""
         event = await self._receive()
         assert isinstance(event, TokensProposed), f"expected TokensProposed, got {event!r}"
+        return event
+
+    async def score(
+        self,
+        token_ids: NDArray[np.int32],
+        parent_idx: NDArray[np.int32],
+        *,
+        is_wanted: NDArray[np.bool_] | None = None,
+    ) -> TreeScored:
+        """Return the log-probs of a tree behind the sequence, which stays as it is."""
+        self._channel.send(
+            ScoreTree(
+                sequence_id=self._sequence_id,
+                score_id=0,
+                token_ids=token_ids,
+                parent_idx=parent_idx,
+                is_wanted=is_wanted,
+            )
+        )
+        event = await self._receive()
+        assert isinstance(event, TreeScored), f"expected TreeScored, got {event!r}"
         return event
 
     def close(self) -> None:
