@@ -14,6 +14,7 @@ from specrag_common.speculation.proposals import (
     DraftLaw,
     DraftProposal,
     DraftSource,
+    SiblingKind,
     VerificationMode,
 )
 from specrag_common.speculation.randomness import RandomStream, random_key_from_seed
@@ -75,6 +76,18 @@ def build_tree(*chains: tuple[int, ...], law: DraftLaw | None = None) -> TokenTr
         ],
         max_draft_tokens=100,
     )
+
+
+def build_branches(*chains: tuple[int, ...], law: DraftLaw, kind: SiblingKind) -> TokenTree:
+    """The chains as branches of one drafter."""
+    branches = tuple(
+        DraftBranch(token_ids=chain, laws=(law,) * len(chain), source=DraftSource.MODEL)
+        for chain in chains
+    )
+    proposal = DraftProposal(
+        drafter_index=1, committed_length=0, branches=branches, sibling_kind=kind
+    )
+    return merge_proposals([proposal], max_draft_tokens=100)
 
 
 def walk(
@@ -167,6 +180,28 @@ def test_node_order_changes_no_token(
     permuted = permute_nodes(tree)
     laws = Counting(confidence=0.5)
     result, permuted_result = (walk(item, laws, mode, seed=seed) for item in (tree, permuted))
+    assert get_tokens(tree, result) == get_tokens(permuted, permuted_result)
+    assert result.logprobs == permuted_result.logprobs
+
+
+@given(
+    chains=st.lists(
+        st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple), min_size=1, max_size=5
+    ),
+    seed=st.integers(0, 2**40),
+    kind=st.sampled_from(list(SiblingKind)),
+)
+def test_node_order_of_one_drafters_tree_changes_no_token(
+    chains: list[tuple[int, ...]], seed: int, kind: SiblingKind
+) -> None:
+    law = DraftLaw(
+        token_ids=np.arange(4, dtype=np.int32),
+        probs=np.array([0.1, 0.2, 0.3, 0.4], dtype=np.float32),
+    )
+    tree = build_branches(*chains, law=law, kind=kind)
+    permuted = permute_nodes(tree)
+    laws = Counting(confidence=0.5)
+    result, permuted_result = (walk(item, laws, seed=seed) for item in (tree, permuted))
     assert get_tokens(tree, result) == get_tokens(permuted, permuted_result)
     assert result.logprobs == permuted_result.logprobs
 
