@@ -213,6 +213,7 @@ async def run(arguments: argparse.Namespace) -> list[ResultRow]:
     plan = ServicePlan(
         num_drafters=NUM_DRAFTERS,
         with_orchestrator=True,
+        model=arguments.model,
         verifier={"NUM_THREADS": str(arguments.threads), "KV_CACHE_MIB": "1024"},
     )
     levels = []
@@ -237,6 +238,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seeded", action="store_true")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--model", default="", help="default: the bundled target")
     parser.add_argument("--quick", action="store_true", help="2 pairs at 1, 4 and 16")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -245,8 +247,9 @@ def main() -> None:
     rows = asyncio.run(run(arguments))
     print(format_rows(rows))
     if arguments.out:
+        model = arguments.model or "bundled model"
         conditions = (
-            f"bundled model, {arguments.threads} threads, {arguments.tokens} tokens an answer, "
+            f"{model}, {arguments.threads} threads, {arguments.tokens} tokens an answer, "
             f"temperature {arguments.temperature:g}; {describe_machine()}"
         )
         write_result(

@@ -164,7 +164,8 @@ class RoundDriver:
         """Return the proposal as one branch of ``GAMMA`` tokens that begins like no other's."""
         drafted = proposal.branches[0].token_ids if proposal.branches else ()
         own = (self._round * NUM_DRAFTERS + proposal.drafter_index + 1000) % self._vocab_size
-        token_ids = (own, *drafted, *range(2000, 2000 + GAMMA))[:GAMMA]
+        filling = ((own + step) % self._vocab_size for step in range(1, GAMMA))
+        token_ids = (own, *drafted, *filling)[:GAMMA]
         branch = DraftBranch(token_ids=token_ids, laws=(None,) * GAMMA, source=DraftSource.SUFFIX)
         return DraftProposal(
             drafter_index=proposal.drafter_index,
@@ -280,9 +281,10 @@ def _median(times: Sequence[RoundTime], part: str) -> float:
     return statistics.median([float(getattr(one, part)) for one in times])
 
 
-async def run(num_rounds: int, threads: int) -> list[ResultRow]:
+async def run(num_rounds: int, threads: int, model: str) -> list[ResultRow]:
     """Measure both temperatures and return their rows."""
-    plan = ServicePlan(num_drafters=NUM_DRAFTERS, verifier={"NUM_THREADS": str(threads)})
+    settings = {"NUM_THREADS": str(threads)}
+    plan = ServicePlan(num_drafters=NUM_DRAFTERS, model=model, verifier=settings)
     rows = []
     async with running_services(plan) as services:
         for name, bar_ms in BARS_MS.items():
@@ -298,13 +300,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=120)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--model", default="", help="default: the bundled target")
     parser.add_argument("--quick", action="store_true", help="30 rounds each")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    rows = asyncio.run(run(30 if arguments.quick else arguments.rounds, arguments.threads))
+    num_rounds = 30 if arguments.quick else arguments.rounds
+    rows = asyncio.run(run(num_rounds, arguments.threads, arguments.model))
     print(format_rows(rows))
     if arguments.out:
-        conditions = f"bundled model, {arguments.threads} threads; {describe_machine()}"
+        model = arguments.model or "bundled model"
+        conditions = f"{model}, {arguments.threads} threads; {describe_machine()}"
         write_result(
             arguments.out,
             BenchResult(

@@ -43,12 +43,15 @@ class ServicePlan:
     Attributes:
         num_drafters: suffix drafters.
         with_orchestrator: whether requests go through one.
+        model: reference of the target, whose tokenizer the drafters use too; empty: the bundled
+            one.
         verifier: settings of the verifier beyond the address, without prefix.
         orchestrator: settings of the orchestrator.
     """
 
     num_drafters: int
     with_orchestrator: bool = False
+    model: str = ""
     verifier: Mapping[str, str] = field(default_factory=dict)
     orchestrator: Mapping[str, str] = field(default_factory=dict)
 
@@ -59,9 +62,10 @@ async def running_services(plan: ServicePlan) -> AsyncIterator[Services]:
     with tempfile.TemporaryDirectory(prefix="specrag-bench-") as folder:
         starter = _Starter(Path(folder))
         try:
-            verifier = starter.start("verifier", plan.verifier)
+            model = {"MODEL": plan.model} if plan.model else {}
+            verifier = starter.start("verifier", {**model, **plan.verifier})
             drafters = [
-                starter.start("drafter", {"SOURCES": "suffix"}, number=index)
+                starter.start("drafter", {**model, "SOURCES": "suffix"}, number=index)
                 for index in range(plan.num_drafters)
             ]
             addresses = [await starter.wait(name) for name in (verifier, *drafters)]
