@@ -149,7 +149,9 @@ class Crowd:
             if response.event.HasField("finished"):
                 finished = response.event.finished
         assert finished is not None, f"{question.question_id}: the stream ended without Finished"
-        assert not finished.degraded, f"{question.question_id}: degraded {finished.degraded}"
+        # A full machine makes drafters late; anything else would make the figures meaningless.
+        faults = [one for one in finished.degraded if one.reason != "LATE"]
+        assert not faults, f"{question.question_id}: degraded {faults}"
         return finished
 
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 from specrag.v1 import common_pb2, rag_pb2
+from specrag_common.runtime.errors import InvalidRequest
 from specrag_serving.testing import wait_freed
 
-from tests.orchestrator.mesh import make_passage, make_passages, make_request
+from tests.orchestrator.mesh import Answered, make_passage, make_passages, make_request
 from tests.orchestrator.real_mesh import JOINT, TARGET_ONLY, RealMesh, running_real_mesh
 from tests.orchestrator.scripted_target import decode_ids
 
@@ -59,6 +60,63 @@ async def test_joint_gives_the_very_tokens_of_target_only(
     stats = finished.stats
     parts = stats.num_accepted_tokens + stats.num_residual_tokens + stats.num_bonus_tokens
     assert parts == finished.usage.completion_tokens == len(decode_ids(alone.token_ids))
+
+
+SAMPLINGS = [
+    {"min_p": 0.1},
+    {"repetition_penalty": 1.5},
+    {"presence_penalty": 1.0, "frequency_penalty": 0.5},
+    {"logit_bias": {101: 4.0, 32: -100.0}},
+    {"min_tokens": 30, "stop": ["e", " "]},
+]
+
+
+@pytest.mark.parametrize("fields", SAMPLINGS, ids="+".join)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_every_parameter_gives_the_very_tokens_and_log_probs_of_target_only(
+    mesh: RealMesh, temperature: float, fields: dict[str, Any]
+) -> None:
+    sampling = common_pb2.SamplingParams(
+        temperature=temperature, max_tokens=40, num_top_logprobs=2, **fields
+    )
+    request = {"passages": make_passages(4), "sampling": sampling, "seed": 11}
+    alone = await mesh.ask(policy=TARGET_ONLY, **request)
+    options = rag_pb2.DraftOptions(sources=[SUFFIX, MODEL], num_branches=2)
+    joint = await mesh.ask(policy=JOINT, draft=options, include_speculative=True, **request)
+    token_ids = decode_ids(joint.finished.token_ids)
+    assert token_ids == decode_ids(alone.finished.token_ids)
+    assert joint.text == joint.finished.answer == alone.finished.answer
+    for one, other in zip(list_logprobs(joint), list_logprobs(alone), strict=True):
+        assert one.token_id == other.token_id
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+        assert 1 <= len(one.top) <= 2
+    assert [one.token_id for one in list_logprobs(joint)] == token_ids
+
+
+async def test_log_probs_are_sent_to_those_who_ask(mesh: RealMesh) -> None:
+    asked = common_pb2.SamplingParams(max_tokens=8, num_top_logprobs=0)
+    answered = await mesh.ask(passages=make_passages(2), sampling=asked)
+    logprobs = list_logprobs(answered)
+    assert len(logprobs) == answered.finished.usage.completion_tokens
+    assert all(one.logprob < 0 and not one.top for one in logprobs)
+    others = common_pb2.SamplingParams(max_tokens=8)
+    assert not list_logprobs(await mesh.ask(passages=make_passages(2), sampling=others))
+
+
+async def test_bias_for_a_token_the_target_lacks_is_the_callers_fault(mesh: RealMesh) -> None:
+    sampling = common_pb2.SamplingParams(logit_bias={100_000: 1.0})
+    with pytest.raises(InvalidRequest) as caught:
+        await mesh.ask(passages=make_passages(2), sampling=sampling)
+    assert [one.field for one in caught.value.violations] == ["sampling.logit_bias[100000]"]
+
+
+def list_logprobs(answered: Answered) -> list[rag_pb2.TokenLogprob]:
+    """Return the entries of all events; each event says where it begins."""
+    entries: list[rag_pb2.TokenLogprob] = []
+    for event in answered.of_kind("token_logprobs"):
+        assert event.first_token == len(entries)
+        entries += event.tokens
+    return entries
 
 
 async def test_rejection_at_a_temperature_needs_no_seed(mesh: RealMesh) -> None:

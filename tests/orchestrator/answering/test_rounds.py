@@ -95,7 +95,7 @@ def test_first_round_asks_every_drafter_and_waits_for_the_prefill() -> None:
     assert step.verify_call is None
     assert machine.wait_until is None
     machine.on_prefilled(12.0)
-    assert machine.wait_until == pytest.approx(12.05)
+    assert machine.wait_until == pytest.approx(12.0 + StepCosts().plain_pass_s), "one pass"
 
 
 def test_round_closes_as_soon_as_all_have_answered_even_before_the_prefill() -> None:

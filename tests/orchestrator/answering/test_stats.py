@@ -133,6 +133,7 @@ def test_answer_that_never_began_has_only_zeros() -> None:
         (0, 10, False, False),
         (1, 10, False, False),
         (1, 10, True, False),
+        (1, 2, True, False),
         (2, 10, True, True),
         (3, 10, False, True),
     ],

@@ -21,8 +21,13 @@ from specrag_orchestrator.answering.transcript import (
 from tests.orchestrator.byte_tokenizer import END_ID, TOKENIZER, StrictReplay, encode
 
 
-def make(*stops: str, show_speculation: bool = True) -> Transcript:
-    return Transcript(IncrementalDetokenizer(TOKENIZER), stops, show_speculation=show_speculation)
+def make(*stops: str, min_tokens: int = 0, show_speculation: bool = True) -> Transcript:
+    return Transcript(
+        IncrementalDetokenizer(TOKENIZER),
+        stops,
+        min_tokens=min_tokens,
+        show_speculation=show_speculation,
+    )
 
 
 def test_commit_of_plain_text_is_one_event() -> None:
@@ -124,6 +129,24 @@ def test_stop_string_in_speculation_is_not_shown() -> None:
     assert make("STOP").speculate(encode("abSTOPcd")) == [Speculative(offset=0, text="ab")]
 
 
+def test_stop_string_among_the_first_tokens_holds_nothing_back() -> None:
+    transcript = make("STOP", min_tokens=6)
+    assert transcript.commit(encode("aSTO")) == [Commit(to_offset=4, text="aSTO")]
+    assert transcript.commit(encode("Pb")) == [Commit(to_offset=6, text="Pb")]
+    assert transcript.commit(encode("cST")) == [Commit(to_offset=7, text="c")]
+
+
+def test_stop_string_that_begins_among_the_first_tokens_does_not_count() -> None:
+    transcript = make("STOP", min_tokens=3)
+    assert transcript.commit(encode("aSTOPb")) == [Commit(to_offset=6, text="aSTOPb")]
+
+
+def test_stop_string_among_the_first_tokens_is_shown_in_speculation() -> None:
+    transcript = make("STOP", min_tokens=6)
+    shown = [Speculative(offset=0, text="aSTOPb")]
+    assert transcript.speculate(encode("aSTOPbSTOPc")) == shown
+
+
 def test_finish_takes_back_what_stays_speculative() -> None:
     transcript = make()
     transcript.speculate(encode("abcd"))
@@ -163,6 +186,7 @@ class Script:
 
     token_ids: list[int]
     stops: list[str]
+    min_tokens: int
     rounds: list[tuple[int, list[list[int]]]]
 
 
@@ -183,7 +207,7 @@ def scripts(draw: st.DrawFn) -> Script:
         size = draw(st.integers(1, 7))
         rounds.append((size, [draw_speculation(draw, token_ids[done:]) for _ in range(2)]))
         done += size
-    return Script(token_ids, stops, rounds)
+    return Script(token_ids, stops, draw(st.sampled_from([0, 0, 1, 5, 12])), rounds)
 
 
 def draw_speculation(draw: st.DrawFn, coming: list[int]) -> list[int]:
@@ -192,12 +216,15 @@ def draw_speculation(draw: st.DrawFn, coming: list[int]) -> list[int]:
     return right + draw(st.lists(st.integers(0, 255), max_size=4))
 
 
-def cut_at_stop(token_ids: list[int], stops: list[str]) -> tuple[list[int], int | None]:
+def cut_at_stop(script: Script) -> tuple[list[int], int | None]:
     """Judge token by token, as the target does: ids up to the one that completes a stop."""
-    detokenizer, matcher, text = IncrementalDetokenizer(TOKENIZER), StopMatcher(stops), ""
+    detokenizer, matcher, text = IncrementalDetokenizer(TOKENIZER), StopMatcher(script.stops), ""
+    token_ids, num_early_chars = script.token_ids, 0
     for idx, token_id in enumerate(token_ids):
         text += detokenizer.push([token_id])
-        match = matcher.find(text)
+        if idx < script.min_tokens:
+            num_early_chars = len(text)
+        match = matcher.find(text, search_from=num_early_chars)
         if match is not None:
             return token_ids[: idx + 1], match.start
     return token_ids, None
@@ -206,10 +233,12 @@ def cut_at_stop(token_ids: list[int], stops: list[str]) -> tuple[list[int], int 
 @settings(max_examples=400, deadline=None)
 @given(script=scripts(), show_speculation=st.booleans())
 def test_events_replay_to_the_ids_cut_at_the_stop(script: Script, show_speculation: bool) -> None:
-    token_ids, stop_text_length = cut_at_stop(script.token_ids, script.stops)
+    token_ids, stop_text_length = cut_at_stop(script)
     whole: str = TOKENIZER.decode(token_ids)
     expected = whole if stop_text_length is None else whole[:stop_text_length]
-    transcript = make(*script.stops, show_speculation=show_speculation)
+    transcript = make(
+        *script.stops, min_tokens=script.min_tokens, show_speculation=show_speculation
+    )
     replay = StrictReplay()
     for batch, speculations, is_last in cut_into_rounds(token_ids, script):
         for speculation in speculations:

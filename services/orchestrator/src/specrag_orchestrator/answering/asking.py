@@ -94,6 +94,13 @@ class Asking:
         pause = choose_pause(free, self.joint, prices) if free else FIRST_PAUSE
         return Intent(plan, min(pause, num_left))
 
+    def compute_first_wait(self) -> float:
+        """Return how long drafters are waited for once the prompt is read: a pass, no more.
+
+        What a pass yields alone is all that can be lost by waiting for the first drafts.
+        """
+        return min(self._limits.waits.first_s, self._costs.plain_pass_s)
+
     def learn(
         self,
         lines: Mapping[int, DraftLine],

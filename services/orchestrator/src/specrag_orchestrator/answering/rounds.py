@@ -126,7 +126,7 @@ class RoundMachine:
         """The target has read its prompt: from now on a missing proposal costs time."""
         self._is_prefilled = True
         if self._phase is _Phase.DRAFTING and self.round == 0:
-            self.wait_until = now + self._limits.waits.first_s
+            self.wait_until = now + self._asking.compute_first_wait()
 
     def on_proposal(self, keyed: KeyedProposal, now: float) -> RoundStep:
         """A drafter answered; a stale answer only frees it for the next round."""
@@ -214,7 +214,7 @@ class RoundMachine:
         """Fix the wait of a round before it begins; the first one starts with the prefill's end."""
         waits = self._limits.waits
         if self.round == 0:
-            return now + waits.first_s if self._is_prefilled else None
+            return now + self._asking.compute_first_wait() if self._is_prefilled else None
         asked = (self._lines[call.drafter_index] for call in calls)
         return now + max(line.pace.compute_wait(waits) for line in asked)
 

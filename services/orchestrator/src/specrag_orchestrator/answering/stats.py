@@ -187,7 +187,7 @@ class AnswerTally:
 def find_late_drafters(tallies: Mapping[int, DrafterTally], owing: Collection[int]) -> list[int]:
     """Return the drafters to name as late: gone silent, or left out of a quarter of the rounds.
 
-    One that only missed the last round is not named: the answer just ended before it spoke.
+    One that missed a single round is not named: the answer may just have ended before it spoke.
 
     Args:
         tallies: by drafter index.
@@ -196,9 +196,6 @@ def find_late_drafters(tallies: Mapping[int, DrafterTally], owing: Collection[in
     return [
         index
         for index, tally in sorted(tallies.items())
-        if tally.num_late_rounds
-        and (
-            4 * tally.num_late_rounds >= tally.num_asked_rounds
-            or (index in owing and tally.num_late_rounds > 1)
-        )
+        if tally.num_late_rounds > 1
+        and (4 * tally.num_late_rounds >= tally.num_asked_rounds or index in owing)
     ]
