@@ -50,7 +50,7 @@ MEASUREMENTS: Final = (
     ),
     Measurement(name="concurrency", title="Many requests at once", options=("data",)),
     Measurement(name="identity", title="Self-drafting, cancels, prefix reuse"),
-    Measurement(name="tensor_parallel", title="Tensor parallel"),
+    Measurement(name="tensor_parallel", title="Tensor parallel", options=("data",)),
     Measurement(name="overhead", title="A round outside the forward passes"),
     Measurement(
         name="merging",
