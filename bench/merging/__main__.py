@@ -3,7 +3,8 @@
 Usage: python -m bench.merging --data FOLDER --traces FOLDER [--out R.json]
 
 ``bench.merging.record`` makes the traces. A round's tokens are the accepted ones and the final one.
-At temperature 0 both verification modes commit the same; at temperature 1 COUPLED is replayed
+The answer's end cuts the last round short; ``uncut`` leaves out rounds with no more than gamma
+tokens left (temperature 0). At temperature 0 both verification modes commit the same; at temperature 1 COUPLED is replayed
 exactly, REJECTION by the sequential rule, 16 draws a question.
 """
 
@@ -56,8 +57,8 @@ class Line:
         rejection = "    –" if self.rejection is None else f"{self.rejection.tokens_a_round:5.2f}"
         nodes = self.greedy.num_nodes / self.greedy.num_rounds
         return (
-            f"{self.configuration.name:68} {self.greedy.tokens_a_round:5.2f}   "
-            f"{self.coupled.tokens_a_round:5.2f}   {rejection}   {nodes:5.1f}"
+            f"{self.configuration.name:68} {self.greedy.tokens_an_uncut_round:5.2f}   "
+            f"{self.greedy.tokens_a_round:5.2f}   {self.coupled.tokens_a_round:5.2f}   {rejection}   {nodes:5.1f}"
         )
 
 
@@ -110,7 +111,7 @@ def print_table(
         return []
     num_tokens = sum(len(trace.target.greedy_ids) for trace, _ in pairs)
     print(f"\n{title}: {len(pairs)} questions, {num_tokens / len(pairs):.0f} answer tokens each")
-    print(f"{'drafters':68} {'T = 0':>5}   {'coup.':>5}   {'rej.':>5}   nodes")
+    print(f"{'drafters':68} {'uncut':>5}   {'T = 0':>5}   {'coup.':>5}   {'rej.':>5}   nodes")
     lines = []
     for configuration in configurations:
         lines.append(measure(configuration, pairs))

@@ -133,12 +133,12 @@ class Configuration:
         for team in self.list_teams(question):
             has_model = self.branching is Branching.CHAIN
             models = [trace.drafters[one] for one in team] if has_model else []
+            copiers = [
+                SuffixSource(trace.drafters[one].prompt_ids.tolist(), answer_ids, gamma=self.gamma)
+                for one in team
+                if self.has_suffix
+            ]
             for _ in range(NUM_REJECTION_DRAWS):
-                copiers = [
-                    SuffixSource(trace.drafters[one].prompt_ids.tolist(), answer_ids)
-                    for one in team
-                    if self.has_suffix
-                ]
                 tally += replay_rejection(trace.target, models, copiers, gamma=self.gamma, rng=rng)
         return tally
 
@@ -159,7 +159,7 @@ class Configuration:
                 case Branching.NOTHING:
                     pass
             if self.has_suffix:
-                yield SuffixSource(drafter.prompt_ids.tolist(), answer_ids)
+                yield SuffixSource(drafter.prompt_ids.tolist(), answer_ids, gamma=self.gamma)
 
 
 def list_main() -> list[Configuration]:

@@ -46,11 +46,27 @@ class Tally:
         num_rounds: target passes.
         num_tokens: committed tokens, accepted and final ones together.
         num_nodes: tree nodes, summed over rounds; as far as branches follow the answer.
+        num_uncut_rounds: passes that the answer's end could not cut short: more than gamma tokens
+            were left.
+        num_uncut_tokens: tokens of those.
     """
 
     num_rounds: int = 0
     num_tokens: int = 0
     num_nodes: int = 0
+    num_uncut_rounds: int = 0
+    num_uncut_tokens: int = 0
+
+    @classmethod
+    def of_round(cls, num_tokens: int, num_nodes: int, *, is_uncut: bool) -> Tally:
+        """Return the tally of one round."""
+        return cls(
+            num_rounds=1,
+            num_tokens=num_tokens,
+            num_nodes=num_nodes,
+            num_uncut_rounds=int(is_uncut),
+            num_uncut_tokens=num_tokens * is_uncut,
+        )
 
     def __add__(self, other: Tally) -> Tally:
         """Return both together."""
@@ -58,12 +74,19 @@ class Tally:
             num_rounds=self.num_rounds + other.num_rounds,
             num_tokens=self.num_tokens + other.num_tokens,
             num_nodes=self.num_nodes + other.num_nodes,
+            num_uncut_rounds=self.num_uncut_rounds + other.num_uncut_rounds,
+            num_uncut_tokens=self.num_uncut_tokens + other.num_uncut_tokens,
         )
 
     @property
     def tokens_a_round(self) -> float:
         """Committed tokens a target pass."""
         return self.num_tokens / self.num_rounds
+
+    @property
+    def tokens_an_uncut_round(self) -> float:
+        """Committed tokens a target pass that the answer's end could not cut short."""
+        return self.num_uncut_tokens / self.num_uncut_rounds
 
 
 class ModelDrafter:
@@ -113,21 +136,17 @@ class DeviatingDrafter(ModelDrafter):
 class SuffixSource:
     """The product's suffix drafter over one drafter's prompt and the answer so far."""
 
-    def __init__(
-        self, prompt_ids: Iterable[int], answer_ids: Sequence[int], *, num_branches: int = 1
-    ) -> None:
-        """Index the prompt."""
-        self._drafter = SuffixDrafter(prompt_ids)
-        self._answer_ids = answer_ids
-        self._num_branches = num_branches
-        self._num_read = 0
+    def __init__(self, prompt_ids: Iterable[int], answer_ids: Sequence[int], *, gamma: int) -> None:
+        """Propose up to ``gamma`` tokens at every position, once and for all."""
+        drafter = SuffixDrafter(prompt_ids)
+        self._branches: list[list[tuple[int, ...]]] = []
+        for token_id in answer_ids:
+            self._branches.append([branch.token_ids for branch in drafter.propose(gamma)])
+            drafter.extend([token_id])
 
     def propose(self, position: int, gamma: int) -> list[tuple[int, ...]]:
-        """Return branches copied from the text; positions must not fall."""
-        self._drafter.extend(self._answer_ids[self._num_read : position])
-        self._num_read = position
-        branches = self._drafter.propose(gamma, self._num_branches)
-        return [branch.token_ids for branch in branches]
+        """Return branches copied from the text."""
+        return [branch[:gamma] for branch in self._branches[position]]
 
 
 def replay_rounds(
@@ -157,7 +176,7 @@ def replay_rounds(
         )
         num_left = len(answer_ids) - position
         num_tokens = min(len(walk.path) + 1, num_left)
-        tally += Tally(num_rounds=1, num_tokens=num_tokens, num_nodes=tree.num_nodes)
+        tally += Tally.of_round(num_tokens, tree.num_nodes, is_uncut=num_left > gamma)
         position += num_tokens
     return tally
 

@@ -165,9 +165,10 @@ def replay_rejection(
             branch for copier in copiers for branch in copier.propose(position, gamma) if branch
         ]
         num_accepted = _walk(target, drafters, copies, position, gamma=gamma, rng=rng)
-        num_tokens = min(num_accepted + 1, len(answer_ids) - position)
+        num_left = len(answer_ids) - position
+        num_tokens = min(num_accepted + 1, num_left)
         num_nodes = len(drafters) * gamma + sum(map(len, copies))
-        tally += Tally(num_rounds=1, num_tokens=num_tokens, num_nodes=num_nodes)
+        tally += Tally.of_round(num_tokens, num_nodes, is_uncut=num_left > gamma)
         position += num_tokens
     return tally
 

@@ -24,9 +24,16 @@ def replay(*drafters: ModelDrafter | SuffixSource, gamma: int = 4) -> Tally:
 
 
 def test_a_perfect_drafter_gives_gamma_and_one_tokens_a_round() -> None:
-    assert replay(ModelDrafter(choices(), ANSWER)) == Tally(
-        num_rounds=2, num_tokens=10, num_nodes=8
+    tally = replay(ModelDrafter(choices(), ANSWER))
+    assert tally == Tally(
+        num_rounds=2, num_tokens=10, num_nodes=8, num_uncut_rounds=2, num_uncut_tokens=10
     )
+
+
+def test_a_round_with_too_few_tokens_left_counts_as_cut() -> None:
+    tally = replay(ModelDrafter(choices(), ANSWER), gamma=8)
+    assert (tally.num_rounds, tally.num_uncut_rounds) == (2, 1)
+    assert tally.tokens_an_uncut_round == 9
 
 
 def test_a_wrong_token_ends_the_round() -> None:
@@ -57,7 +64,7 @@ def test_deviating_branches_mend_one_wrong_token_at_any_depth() -> None:
 
 
 def test_a_suffix_source_copies_from_its_prompt() -> None:
-    source = SuffixSource([1, *ANSWER, 2], ANSWER)
+    source = SuffixSource([1, *ANSWER, 2], ANSWER, gamma=4)
     assert replay(source).num_rounds < len(ANSWER)
 
 

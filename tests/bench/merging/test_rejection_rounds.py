@@ -105,6 +105,6 @@ def test_a_drafter_that_never_says_the_token_is_never_accepted(rng: np.random.Ge
 def test_a_copied_token_that_is_committed_was_accepted(rng: np.random.Generator) -> None:
     """A one-hot proposal of the committed token is the only trial that could have given it."""
     target, _ = _make_traces(np.array([1.0, 0.0]), 9)
-    source = SuffixSource([1] * 30, [1] * 9)
+    source = SuffixSource([1] * 30, [1] * 9, gamma=8)
     tally = replay_rejection(target, [], [source], gamma=8, rng=rng)
     assert (tally.num_rounds, tally.num_tokens) == (1, 9)
