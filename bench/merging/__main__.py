@@ -4,8 +4,9 @@ Usage: python -m bench.merging --data FOLDER --traces FOLDER [--out R.json]
 
 ``bench.merging.record`` makes the traces. A round's tokens are the accepted ones and the final one.
 The answer's end cuts the last round short; ``uncut`` leaves out rounds with no more than gamma
-tokens left (temperature 0). At temperature 0 both verification modes commit the same; at temperature 1 COUPLED is replayed
-exactly, REJECTION by the sequential rule, 16 draws a question.
+tokens left (temperature 0). At temperature 0 both verification modes commit the same; at
+temperature 1 COUPLED is replayed exactly, REJECTION by the sequential rule, 16 draws a question.
+Nodes are counted as far as branches follow the answer.
 """
 
 from __future__ import annotations
@@ -56,10 +57,13 @@ class Line:
         """Return a row of the table."""
         rejection = "    –" if self.rejection is None else f"{self.rejection.tokens_a_round:5.2f}"
         nodes = self.greedy.num_nodes / self.greedy.num_rounds
-        return (
-            f"{self.configuration.name:68} {self.greedy.tokens_an_uncut_round:5.2f}   "
-            f"{self.greedy.tokens_a_round:5.2f}   {self.coupled.tokens_a_round:5.2f}   {rejection}   {nodes:5.1f}"
+        values = (
+            self.greedy.tokens_an_uncut_round,
+            self.greedy.tokens_a_round,
+            self.coupled.tokens_a_round,
         )
+        figures = "   ".join(f"{value:5.2f}" for value in values)
+        return f"{self.configuration.name:68} {figures}   {rejection}   {nodes:5.1f}"
 
 
 def measure(
