@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import threading
+import traceback
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Final
@@ -28,8 +29,6 @@ EXIT_LEADER_GONE: Final = 3
 
 _REPORT_INTERVAL_S: Final = 1.0
 
-_LOGGER = logging.getLogger(__name__)
-
 
 def run_follower(connection: Connection, start: RankStart) -> None:
     """Load one share of the model, then run passes until rank 0 closes ``connection``.
@@ -49,9 +48,9 @@ def run_follower(connection: Connection, start: RankStart) -> None:
         _serve(runner, connection)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
-    except Exception as error:
-        _LOGGER.exception("%s failed", start.place)
-        reports.send(RankFailed(f"{type(error).__name__}: {error}"))
+    except Exception as error:  # noqa: BLE001 - rank 0 is told, and this process ends
+        message = f"{type(error).__name__}: {error}"
+        reports.send(RankFailed(message, traceback.format_exc()))
         code = 1
     logging.shutdown()
     os._exit(code)

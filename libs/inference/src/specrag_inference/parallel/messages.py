@@ -70,9 +70,15 @@ class RankAlive:
 
 @dataclass(frozen=True, slots=True)
 class RankFailed:
-    """A follower's last words."""
+    """A follower's last words.
+
+    Attributes:
+        message: the error in one line.
+        details: where it was raised.
+    """
 
     message: str
+    details: str
 
 
 RankReport = RankReady | RankAlive | RankFailed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 SILENCE_LIMIT_S: Final = 6.0
 """A follower reports every second; one that is silent this long is stuck."""
+
+_LOGGER = logging.getLogger(__name__)
 
 _ROUND_S: Final = 1.0
 
@@ -42,6 +45,7 @@ class Follower:
         is_open: whether reports can still come.
         heard_at: when the last one came.
         failure: what it said of its own end.
+        details: where its error was raised.
     """
 
     place: RankPlace
@@ -51,12 +55,14 @@ class Follower:
     is_open: bool = True
     heard_at: float = 0.0
     failure: str | None = None
+    details: str = ""
 
 
 class RankWatch:
     """Reads the followers' reports in a thread and judges whether all are alive.
 
     Attributes:
+        followers: who is watched.
         lost: set once a follower is lost.
         reason: which, and how; empty before.
     """
@@ -65,7 +71,7 @@ class RankWatch:
         """Watch ``followers``; ``on_loss`` is called in the watching thread, at most once."""
         self.lost = threading.Event()
         self.reason = ""
-        self._followers = followers
+        self.followers = followers
         self._on_loss = on_loss
         self._stopped = threading.Event()
         self._settled = threading.Event()
@@ -96,10 +102,10 @@ class RankWatch:
             self._read_reports(_ROUND_S)
             now = time.monotonic()
             # A watch that was itself held up says nothing about the followers' silence.
-            if now - last_round < 2 * _ROUND_S and any(self._is_lost(f) for f in self._followers):
+            if now - last_round < 2 * _ROUND_S and any(self._is_lost(f) for f in self.followers):
                 break
             last_round = now
-            if all(follower.is_ready for follower in self._followers):
+            if all(follower.is_ready for follower in self.followers):
                 self._settled.set()
         else:
             return
@@ -110,15 +116,15 @@ class RankWatch:
             self._report_loss()
 
     def _report_loss(self) -> None:
-        self.reason = describe_loss(self._followers)
+        self.reason = describe_loss(self.followers)
         self.lost.set()
         self._settled.set()
-        for follower in self._followers:
+        for follower in self.followers:
             follower.process.kill()  # a stopped process would not notice that its leader is gone
         self._on_loss(self.reason)
 
     def _read_reports(self, timeout_s: float) -> None:
-        followers = {f.connection: f for f in self._followers if f.is_open}
+        followers = {f.connection: f for f in self.followers if f.is_open}
         if not followers:
             time.sleep(timeout_s)
         for connection in wait(list(followers), timeout_s):
@@ -134,6 +140,7 @@ class RankWatch:
                 follower.is_ready = True
             elif isinstance(report, RankFailed):
                 follower.failure = report.message
+                follower.details = report.details
 
     def _is_lost(self, follower: Follower) -> bool:
         return not follower.is_open or follower.failure is not None or is_silent(follower)
@@ -159,6 +166,7 @@ def describe_loss(followers: Sequence[Follower]) -> str:
             return f"{follower.place} is stuck: not heard of for {SILENCE_LIMIT_S:g} s"
     for follower in followers:
         if follower.failure is not None:
+            _LOGGER.error("%s failed\n%s", follower.place, follower.details)
             return f"{follower.place} failed: {follower.failure}"
     ended = next(follower for follower in followers if not follower.is_open)
     return f"{ended.place} ended with exit code {ended.process.exitcode}"
