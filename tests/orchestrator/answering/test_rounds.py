@@ -233,6 +233,18 @@ def test_free_run_ends_with_the_answer() -> None:
     assert get_call(step).free_run_tokens == 3, "one token is left behind those"
 
 
+def test_first_round_asks_nobody_where_passes_are_full_and_drafts_do_not_help() -> None:
+    costs = StepCosts()
+    for _ in range(50):
+        costs.observe_pass(num_tokens=32, num_sequences=32, seconds=0.06)
+        costs.observe_pass(num_tokens=64, num_sequences=32, seconds=0.10)
+    drafter = line(0)
+    drafter.history = useless_history()
+    limits = RoundLimits(max_tokens=100, waits=WAITS)
+    machine = RoundMachine("answer", [drafter], limits, step_costs=costs)
+    assert get_call(machine.begin(0.0)).free_run_tokens >= FIRST_PAUSE - 1
+
+
 def test_messages_of_a_free_run_belong_to_one_round() -> None:
     machine = make(0, max_tokens=50)
     call = get_call(machine.begin(0.0))

@@ -85,11 +85,18 @@ class DraftStream:
         self._outgoing.put_nowait(None)
 
     async def run(self) -> None:
-        """Hand everything the drafter says to the inbox until cancelled or broken."""
+        """Hand everything the drafter says to the inbox until cancelled or broken.
+
+        The drafter is not called before it is asked for something: one that would be of no use
+        under the present load reads no prompt either.
+        """
+        first = await self._outgoing.get()
+        if first is None:
+            return
         with span(SpanName.DRAFT, {SpanKey.DRAFTER.value: self._drafter.name}):
             try:
                 with cancelling(self._drafter.stub.DraftTokens()) as call:
-                    await self._converse(call)
+                    await self._converse(call, first)
                 lost = self._lost("STREAM_ENDED", "the drafter ended the stream")
             except InvalidRequest as exc:
                 lost = self._lost("INVALID_PROPOSAL", exc.message)
@@ -98,9 +105,9 @@ class DraftStream:
         if not self._is_finished:
             await self._inbox.put(lost)
 
-    async def _converse(self, call: Any) -> None:
+    async def _converse(self, call: Any, first: DraftCall) -> None:
         await call.write(self._request.encode())
-        writer = asyncio.create_task(self._write_rounds(call))
+        writer = asyncio.create_task(self._write_rounds(call, first))
         try:
             async for response in call:
                 if response.HasField("proposal"):
@@ -109,9 +116,10 @@ class DraftStream:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
 
-    async def _write_rounds(self, call: Any) -> None:
+    async def _write_rounds(self, call: Any, first: DraftCall) -> None:
         """Send rounds as they are asked for; a failure shows at the reading side."""
-        while (asked := await self._outgoing.get()) is not None:
+        asked: DraftCall | None = first
+        while asked is not None:
             self._gamma = asked.gamma
             message = drafter_pb2.DraftRound(
                 key=encode_round_key(asked.key),
@@ -121,6 +129,7 @@ class DraftStream:
                 min_probability=asked.min_probability,
             )
             await call.write(drafter_pb2.DraftTokensRequest(round=message))
+            asked = await self._outgoing.get()
         await call.done_writing()
 
     def _decode(self, message: drafter_pb2.TokenProposal) -> DrafterProposed:

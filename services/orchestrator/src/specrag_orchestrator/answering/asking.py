@@ -2,7 +2,7 @@
 
 The choice itself is ``speculation.controller``'s; here it meets the answer's drafters. Four cases:
 
-- the first round runs while the target reads its prompt: waiting is free, everybody is asked;
+- the first round runs while the target reads its prompt: waiting is free, drafts cost their nodes;
 - drafting pays: those are asked whose proposals are worth their cost;
 - it does not: the target decodes alone for a pause, with no round trip a token, then a probe is
   made; pauses double while probes fail;
@@ -82,9 +82,9 @@ class Asking:
         limits = {"max_gamma": max_gamma, "max_branches": self._limits.max_branches}
         plan = plan_round(free, self.joint, prices, **limits)
         self._is_probing = False
-        if not plan.asks and free and max_gamma and (is_first or self._is_probe_due):
+        if not plan.asks and free and max_gamma and self._is_probe_due:
             plan = plan_probe(free, prices, **limits)
-            self._is_probing = not is_first
+            self._is_probing = True
         self._is_probe_due = False
         if plan.asks:
             return Intent(plan)
