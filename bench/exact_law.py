@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 LIMITS: dict[Dtype, float] = {np.float64: 1e-12, np.float32: 1e-6}
 SMALLEST_BIAS = 1e-3
-NUM_SEEDS = 5
+NUM_SEEDS = 3
 NUM_WORLDS = 30
 NUM_NODES = 300
 
