@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from specrag_common.speculation.token_tree import TokenTree
 from specrag_inference.engine import EngineConfig
@@ -24,9 +25,11 @@ from specrag_inference.messages import (
     OpenSequence,
     RoundVerified,
     SamplingParams,
+    ScoreTree,
     SequenceFailed,
     SequenceOpened,
     StatsRequest,
+    TreeScored,
     VerifyTree,
 )
 from specrag_inference.plan import EnginePlan
@@ -109,6 +112,17 @@ def test_process_announces_its_model_serves_batches_and_ends_on_none(
     assert isinstance(opened, SequenceOpened)
     connection.send(VerifyTree(sequence_id="a", round=0, tree=TokenTree.empty(), free_run_tokens=9))
     rounds = receive_events(connection, 4)
+    connection.send(
+        ScoreTree(
+            sequence_id="a",
+            score_id=3,
+            token_ids=np.array([1, 2], dtype=np.int32),
+            parent_idx=np.array([-1, 0], dtype=np.int32),
+        )
+    )
+    (scored,) = receive_events(connection, 1)
+    assert isinstance(scored, TreeScored)
+    assert (scored.logprobs < 0).all()
     assert all(isinstance(event, RoundVerified) for event in rounds)
     connection.send((FreeSequence(sequence_id="a"), StatsRequest()))
     stats = receive(connection)

@@ -275,13 +275,7 @@ class Engine:
         """Fail the sequences that have run out of time, wherever they are."""
         for sequence_id in self._deadlines.pop_due(self._clock()):
             live = self._roster.get(sequence_id)
-            where = "before it was admitted"
-            if live is not None:
-                sequence = live.sequence
-                where = (
-                    f"with {sequence.table.num_tokens} of {len(sequence.token_ids)} tokens cached, "
-                    f"{sequence.num_answer_tokens} of them answer"
-                )
+            where = "before it was admitted" if live is None else live.tell_progress()
             self._fail(sequence_id, DEADLINE, f"the sequence ran out of time {where}")
 
     def _admit(self) -> None:

@@ -121,6 +121,14 @@ class LiveSequence:
             nodes_can_wait=extension.nodes_can_wait,
         )
 
+    def tell_progress(self) -> str:
+        """Return how far it has come, as part of a message."""
+        sequence = self.sequence
+        return (
+            f"with {sequence.table.num_tokens} of {len(sequence.token_ids)} tokens cached and "
+            f"{sequence.num_answer_tokens} answer tokens"
+        )
+
     def preempt(self) -> None:
         """Give the cache back; what was in it is computed again when it is needed."""
         self.sequence.forget_cache()
