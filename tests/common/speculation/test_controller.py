@@ -17,16 +17,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from specrag_common.speculation.acceptance import AcceptanceHistory, RoundOutcome
 from specrag_common.speculation.controller import (
-    FIRST_PAUSE,
-    LONGEST_PAUSE,
     DrafterOutlook,
-    JointHistory,
     RoundPlan,
     RoundPrices,
     choose_pause,
-    combine_survival,
     plan_probe,
     plan_round,
+)
+from specrag_common.speculation.joint_history import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    JointHistory,
+    combine_survival,
 )
 
 PLAIN_S = 0.03

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from specrag_common.sessions.model import Session, SessionInfo, SessionKey, Turn, TurnOutcome
 from specrag_common.speculation.acceptance import AcceptanceHistory, RoundOutcome
-from specrag_common.speculation.controller import JointHistory
+from specrag_common.speculation.joint_history import JointHistory
 from specrag_orchestrator.answering.draft_memory import DraftMemory, recall
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from specrag_common.speculation.acceptance import AcceptanceHistory, RoundOutcome
-from specrag_common.speculation.controller import FIRST_PAUSE, JointHistory
+from specrag_common.speculation.joint_history import FIRST_PAUSE, JointHistory
 from specrag_common.speculation.proposals import DraftBranch, DraftProposal, DraftSource
 from specrag_common.speculation.step_costs import StepCosts
 from specrag_common.speculation.token_tree import ROOT, TokenTree

@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specrag_common.speculation.controller import (
-    FIRST_PAUSE,
-    JointHistory,
     RoundPlan,
     RoundPrices,
     choose_pause,
     plan_probe,
     plan_round,
 )
+from specrag_common.speculation.joint_history import FIRST_PAUSE
 
 from specrag_orchestrator.answering.outcomes import collect_branches, judge_proposal
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from specrag_common.speculation.joint_history import JointHistory
     from specrag_common.speculation.proposals import DraftProposal
     from specrag_common.speculation.step_costs import StepCosts
     from specrag_common.speculation.token_tree import TokenTree

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from specrag_common.runtime.logs import get_logger
 from specrag_common.speculation.acceptance import AcceptanceHistory
-from specrag_common.speculation.controller import JointHistory
+from specrag_common.speculation.joint_history import JointHistory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,7 +19,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from specrag_common.speculation.controller import JointHistory
+from specrag_common.speculation.joint_history import JointHistory
 from specrag_common.speculation.merge import merge_proposals
 from specrag_common.speculation.step_costs import StepCosts
 from specrag_common.wire.rounds import PrefixHash, RoundKey
