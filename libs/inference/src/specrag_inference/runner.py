@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +12,8 @@ from specrag_inference.attention.dense import DenseBackend
 from specrag_inference.attention.flex import FlexBackend
 from specrag_inference.attention.sdpa import SdpaBackend
 from specrag_inference.cache.storage import KvStorage
+from specrag_inference.cache.transposed import TransposedKvStorage
+from specrag_inference.models.fused_decoder import fuse_decoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -29,11 +31,18 @@ UNKNOWN_TOKEN_LOGIT = -1e9
 _MAX_LOGPROB_ROWS = 64
 """Rows whose logits are brought to float32 at once."""
 
-BACKENDS: dict[str, Callable[[KvStorage], AttentionBackend]] = {
+BACKENDS: dict[str, Callable[[Any], AttentionBackend]] = {
     "dense": DenseBackend,
     "sdpa": SdpaBackend,
     "flex": FlexBackend,
 }
+
+LAYOUTS: dict[str, Callable[..., Any]] = {
+    "dense": KvStorage,
+    "sdpa": TransposedKvStorage,
+    "flex": KvStorage,
+}
+"""The layout of cache memory that each backend reads."""
 
 
 def choose_backend(name: str, device: torch.device) -> str:
@@ -116,11 +125,14 @@ class ModelRunner:
         num_blocks: int,
         block_size: int,
         backend: str = "auto",
+        fuse: bool = True,
     ) -> None:
         self._module = model.module
+        self._fused = fuse_decoder(model.module) if fuse else None
         self._device = model.device
         self._vocabulary = vocabulary
-        self._storage = KvStorage(
+        name = choose_backend(backend, model.device)
+        self._storage = LAYOUTS[name](
             num_layers=model.num_layers,
             num_blocks=num_blocks,
             block_size=block_size,
@@ -129,29 +141,38 @@ class ModelRunner:
             dtype=model.dtype,
             device=model.device,
         )
-        self._backend: AttentionBackend = BACKENDS[
-            choose_backend(backend, model.device)
-        ](self._storage)
+        self._backend = BACKENDS[name](self._storage)
 
     @torch.inference_mode()
     def execute(self, step: StepInputs) -> LogitRows:
         """Run one forward pass; keys and values of its tokens are stored in the cache."""
-        output = self._module(
-            input_ids=self._to_device(step.token_ids)[None],
-            position_ids=self._to_device(step.position_ids)[None],
-            logits_to_keep=self._to_device(step.logit_rows),
-            use_cache=False,
-            prepared_attention=self._backend.prepare(step),
-        )
+        logits = self._forward(step)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        logits = output.logits[0, :, : self._vocabulary.size]
-        return LogitRows(logits, self._vocabulary.holes)
+        return LogitRows(logits[:, : self._vocabulary.size], self._vocabulary.holes)
 
     @torch.inference_mode()
     def copy_slots(self, source: SlotIds, destination: SlotIds) -> None:
         """Move stored tokens; see :class:`~specrag_inference.cache.block_table.SlotCopier`."""
         self._storage.copy_slots(source, destination)
+
+    def _forward(self, step: StepInputs) -> torch.Tensor:
+        """Return [num_logit_rows, vocab_size]."""
+        token_ids = self._to_device(step.token_ids)
+        position_ids = self._to_device(step.position_ids)
+        logit_rows = self._to_device(step.logit_rows)
+        attention = self._backend.prepare(step)
+        if self._fused is not None:
+            return self._fused.forward(token_ids, position_ids, logit_rows, attention)
+        output = self._module(
+            input_ids=token_ids[None],
+            position_ids=position_ids[None],
+            logits_to_keep=logit_rows,
+            use_cache=False,
+            prepared_attention=attention,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
 
     def _to_device(self, array: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)

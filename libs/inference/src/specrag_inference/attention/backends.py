@@ -30,12 +30,14 @@ class LayerCall:
         scaling: factor on the products of queries and keys.
         window: how many positions back a query sees, its own included; ``None`` = all.
         softcap: bound of the scores through ``softcap * tanh(score / softcap)``; ``None`` = none.
+        has_large_scores: whether scores may be so large that bf16 is too coarse for them.
     """
 
     layer_idx: int
     scaling: float
     window: int | None
     softcap: float | None
+    has_large_scores: bool = False
 
 
 class PreparedAttention(Protocol):
@@ -86,8 +88,14 @@ def attend_over_blocks(  # noqa: PLR0913 - the signature is transformers'
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
         window=sliding_window,
         softcap=softcap,
+        has_large_scores=may_have_large_scores(module),
     )
     return prepared_attention.attend(query[0], key[0], value[0], call)[None], None
+
+
+def may_have_large_scores(module: torch.nn.Module) -> bool:
+    """Whether an attention module's keys have a bias, which in Qwen2 grows to hundreds."""
+    return getattr(getattr(module, "k_proj", None), "bias", None) is not None
 
 
 def register_attention() -> None:
