@@ -68,7 +68,7 @@ async def test_request_leaves_absent_what_is_not_chosen(
         await client.ask("Who?", collection="handbook")
     request = rag_script.requests[0]
     assert not request.HasField("seed")
-    assert not request.sampling.HasField("temperature")
+    assert request.sampling == common_pb2.SamplingParams()
     assert not request.HasField("num_passages")
     assert not request.draft.HasField("num_drafters")
     assert not request.include_speculative
@@ -82,8 +82,15 @@ async def test_request_carries_every_choice(orchestrator: str, rag_script: RagSc
         temperature=0.0,
         top_p=0.5,
         top_k=7,
+        min_p=0.25,
+        repetition_penalty=1.5,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias={3: 1.0},
         max_tokens=9,
+        min_tokens=2,
         stop=("\n\n",),
+        num_top_logprobs=4,
         seed=0,
         num_passages=3,
         num_drafters=2,
@@ -99,7 +106,18 @@ async def test_request_carries_every_choice(orchestrator: str, rag_script: RagSc
         session_id="s1",
         policy=rag_pb2.ANSWER_POLICY_TARGET_ONLY,
         sampling=common_pb2.SamplingParams(
-            temperature=0.0, top_p=0.5, top_k=7, max_tokens=9, stop=["\n\n"]
+            temperature=0.0,
+            top_p=0.5,
+            top_k=7,
+            min_p=0.25,
+            repetition_penalty=1.5,
+            presence_penalty=0.5,
+            frequency_penalty=-0.5,
+            logit_bias={3: 1.0},
+            max_tokens=9,
+            min_tokens=2,
+            stop=["\n\n"],
+            num_top_logprobs=4,
         ),
         seed=0,
         num_passages=3,

@@ -197,6 +197,21 @@ def test_refused_question_prints_one_line_and_the_right_code(
         (ask("--top-p", "0"), "--top-p"),
         (ask("--top-p", "1.5"), "--top-p"),
         (ask("--top-k", "-1"), "--top-k"),
+        (ask("--min-p", "1.1"), "--min-p"),
+        (ask("--repetition-penalty", "0"), "--repetition-penalty"),
+        (ask("--repetition-penalty", "inf"), "--repetition-penalty"),
+        (ask("--presence-penalty", "-2.1"), "--presence-penalty"),
+        (ask("--frequency-penalty", "nan"), "--frequency-penalty"),
+        (ask("--logit-bias", "7"), "ID=VALUE"),
+        (ask("--logit-bias", "seven=1"), "ID=VALUE"),
+        (ask("--logit-bias", "-7=1"), "ID=VALUE"),
+        (ask("--logit-bias", "7=101"), "--logit-bias"),
+        (ask("--logit-bias", "7=nan"), "--logit-bias"),
+        (ask("--logit-bias", f"{2**31}=1"), "--logit-bias"),
+        (ask("--logit-bias", "7=1", "--logit-bias", "7=2"), "twice"),
+        (ask("--min-tokens", "-1"), "--min-tokens"),
+        (ask("--logprobs", "21", "--json"), "--logprobs"),
+        (ask("--logprobs", "2"), "--json or --events"),
         (ask("--seed", "-1"), "--seed"),
         (ask("--seed", str(2**64)), "--seed"),
         (ask("--max-tokens", "0"), "--max-tokens"),
@@ -344,3 +359,91 @@ def close(process: subprocess.Popen[bytes]) -> None:
     for stream in (process.stdout, process.stderr):
         assert stream is not None
         stream.close()
+
+
+def test_every_sampling_flag_reaches_the_request(
+    specrag: Specrag, orchestrator: str, rag_script: RagScript
+) -> None:
+    arguments = ask("--endpoint", orchestrator, "--min-p", "0.25", "--repetition-penalty", "1.5")
+    arguments += ["--presence-penalty", "-0.5", "--frequency-penalty", "0.75"]
+    arguments += ["--logit-bias", "7=-100", "--logit-bias", "12=0.5"]
+    arguments += ["--min-tokens", "3", "--logprobs", "0"]
+    assert specrag(*arguments, "--json").code == 0
+    assert rag_script.requests[0].sampling == common_pb2.SamplingParams(
+        min_p=0.25,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.75,
+        logit_bias={7: -100.0, 12: 0.5},
+        min_tokens=3,
+        num_top_logprobs=0,
+    )
+
+
+def logprobs_event(seq: int, first_token: int, *token_ids: int) -> rag_pb2.AnswerEvent:
+    return rag_pb2.AnswerEvent(
+        seq=seq,
+        token_logprobs=rag_pb2.TokenLogprobs(
+            first_token=first_token,
+            tokens=[
+                rag_pb2.TokenLogprob(
+                    token_id=token_id,
+                    text=f"<{token_id}>",
+                    logprob=-0.25,
+                    top=[rag_pb2.TopLogprob(token_id=1, text="<1>", logprob=-0.125)],
+                )
+                for token_id in token_ids
+            ],
+        ),
+    )
+
+
+@pytest.mark.parametrize("shape", ["--json", "--events"])
+def test_log_probs_are_shown_one_a_token_of_the_answer(
+    specrag: Specrag,
+    orchestrator: str,
+    rag_script: RagScript,
+    make_finished: Callable[..., rag_pb2.AnswerEvent],
+    shape: str,
+) -> None:
+    rag_script.events[1:] = [
+        logprobs_event(2, 0, 5, 6),
+        rag_pb2.AnswerEvent(seq=3, commit=rag_pb2.Commit(to_offset=2, text="ab")),
+        logprobs_event(4, 2, 7),
+        make_finished(5, "ab"),
+    ]
+    outcome = specrag(*ask("--endpoint", orchestrator, "--logprobs", "1", shape))
+    assert outcome.code == 0
+    if shape == "--json":
+        shown = json.loads(outcome.out)["logprobs"]
+    else:
+        lines = [json.loads(line) for line in outcome.out.splitlines()]
+        of_kind = [one for one in lines if one["type"] == "token_logprobs"]
+        assert [one["first_token"] for one in of_kind] == [0, 2]
+        shown = [token for one in of_kind for token in one["tokens"]]
+    assert [one["token_id"] for one in shown] == [5, 6, 7]
+    assert shown[0] == {
+        "token_id": 5,
+        "text": "<5>",
+        "logprob": -0.25,
+        "top": [{"token_id": 1, "text": "<1>", "logprob": -0.125}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("first_token", "token_ids", "text"),
+    [(1, (5, 6, 7), "log-probabilities of token 1"), (0, (5, 6), "other tokens than")],
+)
+def test_log_probs_of_other_tokens_than_the_answers_are_refused(
+    specrag: Specrag,
+    orchestrator: str,
+    rag_script: RagScript,
+    make_finished: Callable[..., rag_pb2.AnswerEvent],
+    first_token: int,
+    token_ids: tuple[int, ...],
+    text: str,
+) -> None:
+    rag_script.events[1:] = [logprobs_event(2, first_token, *token_ids), make_finished(3, "")]
+    outcome = specrag(*ask("--endpoint", orchestrator, "--logprobs", "1", "--json"))
+    assert outcome.code == 3
+    assert text in outcome.err

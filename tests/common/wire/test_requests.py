@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +20,7 @@ from specrag_common.wire.sampling import (
 )
 from specrag_common.wire.verified import (
     AnswerEnd,
+    TopTokens,
     VerifiedTokens,
     decode_verified,
     encode_verified,
@@ -176,4 +178,33 @@ def test_decode_verified_refuses_contradicting_arrays() -> None:
     message.logprobs = message.logprobs[:4]
 
     with pytest.raises(InvalidRequest, match="1 values for 2 tokens"):
+        decode_verified(message, vocab_size=10)
+
+
+def test_top_tokens_survive_the_round_trip_a_row_a_token() -> None:
+    tops = (
+        TopTokens(token_ids=(3, 1), logprobs=(-0.5, -2.0)),
+        TopTokens(token_ids=(), logprobs=()),
+    )
+    original = replace(verified(end=None, stop_text_length=None), top_tokens=tops)
+
+    assert decode_verified(encode_verified(original), vocab_size=10) == original
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "logprobs", "num_rows", "text"),
+    [
+        ((3,), (-0.5,), 1, "top_tokens: 1 entries for 2 tokens"),
+        ((3, 4), (-0.5,), 2, r"top_tokens\[0\].logprobs: 1 values for 2 tokens"),
+        ((10,), (-0.5,), 2, r"top_tokens\[0\].token_ids: token id 10"),
+        ((3,), (float("nan"),), 2, r"top_tokens\[0\].logprobs: value nan"),
+    ],
+)
+def test_decode_verified_refuses_top_tokens_that_fit_nothing(
+    token_ids: tuple[int, ...], logprobs: tuple[float, ...], num_rows: int, text: str
+) -> None:
+    rows = (TopTokens(token_ids=token_ids, logprobs=logprobs),) * num_rows
+    message = encode_verified(replace(verified(end=None, stop_text_length=None), top_tokens=rows))
+
+    with pytest.raises(InvalidRequest, match=text):
         decode_verified(message, vocab_size=10)

@@ -11,6 +11,17 @@ from specrag_client.cli.parameters import FiniteRange, TextType, TokenBiasType
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
+
+def _collect_biases(
+    _context: click.Context, _param: click.Parameter, pairs: tuple[tuple[int, float], ...]
+) -> dict[int, float]:
+    """Return the pairs by token id; none may come twice."""
+    biases = dict(pairs)
+    if len(biases) < len(pairs):
+        raise click.BadParameter("a token id is given twice")
+    return biases
+
+
 _OPTIONS: Final = (
     click.option("--temperature", type=FiniteRange(0, 2), help="0 (greedy, default) to 2."),
     click.option(
@@ -37,6 +48,7 @@ _OPTIONS: Final = (
         "--logit-bias",
         type=TokenBiasType(),
         multiple=True,
+        callback=_collect_biases,
         metavar="ID=VALUE",
         help="Add -100 to 100 to a token's logit; repeatable.",
     ),
@@ -63,25 +75,21 @@ def sampling_options(function: _Function) -> _Function:
 
 
 def read_sampling(choices: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of :func:`sampling_options` as fields of ``AnswerOptions``.
-
-    Raises:
-        click.BadParameter: a token is biased twice.
-    """
-    biases = dict(choices["logit_bias"])
-    if len(biases) < len(choices["logit_bias"]):
-        raise click.BadParameter("a token id is given twice", param_hint="--logit-bias")
+    """Return the values of :func:`sampling_options` as fields of ``AnswerOptions``."""
+    names = (
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "max_tokens",
+        "min_tokens",
+    )
     return {
-        "temperature": choices["temperature"],
-        "top_p": choices["top_p"],
-        "top_k": choices["top_k"],
-        "min_p": choices["min_p"],
-        "repetition_penalty": choices["repetition_penalty"],
-        "presence_penalty": choices["presence_penalty"],
-        "frequency_penalty": choices["frequency_penalty"],
-        "logit_bias": biases,
-        "max_tokens": choices["max_tokens"],
-        "min_tokens": choices["min_tokens"],
+        **{name: choices[name] for name in names},
         "stop": tuple(stop.replace("\\n", "\n") for stop in choices["stop"]),
         "num_top_logprobs": choices["logprobs"],
     }
