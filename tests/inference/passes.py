@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+    from specrag_inference.engine_config import KvCacheDtype
     from specrag_inference.models.loading import LoadedModel
 
 
@@ -53,6 +54,8 @@ class Rig:
         block_size: int = 8,
         num_blocks: int = 64,
         vocab_size: int = BYTE_VOCAB_SIZE,
+        cuda_graphs: bool = False,
+        kv_cache_dtype: KvCacheDtype = "auto",
     ) -> None:
         self._block_size = block_size
         self._pool = BlockPool(num_blocks)
@@ -62,6 +65,8 @@ class Rig:
             num_blocks=num_blocks,
             block_size=block_size,
             backend=backend,
+            cuda_graphs=cuda_graphs,
+            kv_cache_dtype=kv_cache_dtype,
         )
 
     def build_table(self) -> BlockTable:

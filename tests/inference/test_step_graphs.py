@@ -15,7 +15,7 @@ from specrag_inference.cache.storage import KvStorage
 from specrag_inference.step_graphs import StepGraphs, fill_up
 
 from tests.inference.models.families import ReferenceModel
-from tests.inference.passes import Share, draw_tokens, lay_out, list_path
+from tests.inference.passes import Rig, Share, draw_tokens, lay_out, list_path
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -121,6 +121,17 @@ def test_replayed_trees_of_several_sequences_equal_the_plain_forward(
                 assert np.abs(rows[index, node] - expected).max() < 1e-4
         tables[0].accept([0, 1])
         prompts[0] = prompts[0] + nodes[:2]
+
+
+def test_a_runner_with_graphs_gives_the_logits_of_one_without(reference: ReferenceModel) -> None:
+    tokens = draw_tokens(4, 30)
+    rows = []
+    for cuda_graphs in (False, True):
+        rig = Rig(reference.loaded, "flex", cuda_graphs=cuda_graphs)
+        table = rig.prefill(tokens[:20])
+        share = Share(table=table, parents=TREE, nodes=draw_tokens(5, len(TREE)))
+        rows.append([rig.run([share])[0] for _ in range(3)])
+    assert np.abs(np.array(rows[0]) - np.array(rows[1])).max() < 1e-4
 
 
 def test_a_shape_is_recorded_at_its_second_pass_and_kept_for_all_later_ones() -> None:

@@ -96,6 +96,8 @@ class Engine:
             num_blocks=self.config.num_blocks,
             block_size=self.config.block_size,
             backend=self.config.backend,
+            cuda_graphs=self.config.cuda_graphs,
+            kv_cache_dtype=self.config.kv_cache_dtype,
         )
         self._limits = SchedulerLimits(
             max_step_tokens=self.config.max_step_tokens,
@@ -114,6 +116,7 @@ class Engine:
             pool=self.pool,
             copier=self._runner,
             block_size=self.config.block_size,
+            kv_cache_dtype=self.config.kv_cache_dtype,
         )
         self._admission = Admission(
             builder,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from specrag_inference.cache.block_pool import BlockPool
     from specrag_inference.cache.block_table import SlotCopier
+    from specrag_inference.engine_config import KvCacheDtype
     from specrag_inference.messages import OpenSequence
     from specrag_inference.models.loading import LoadedModel
 
@@ -46,6 +47,7 @@ class SequenceBuilder:
         pool: BlockPool,
         copier: SlotCopier,
         block_size: int,
+        kv_cache_dtype: KvCacheDtype,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
@@ -53,6 +55,7 @@ class SequenceBuilder:
         self._pool = pool
         self._copier = copier
         self._block_size = block_size
+        self._kv_fingerprint = f"{model.revision}:{kv_cache_dtype}"
 
     def build(self, command: OpenSequence) -> SequenceState:
         """Return the state, without any block.
@@ -129,7 +132,7 @@ class SequenceBuilder:
             self._copier,
             block_size=self._block_size,
             root_hash=compute_root_hash(
-                cache_scope=command.cache_scope, model_fingerprint=self._model.revision
+                cache_scope=command.cache_scope, model_fingerprint=self._kv_fingerprint
             ),
             headroom_blocks=min(-(-growth // self._block_size), self._pool.num_blocks // 8),
         )

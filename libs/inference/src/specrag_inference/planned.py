@@ -142,4 +142,6 @@ def _build_rank_runner(
         block_size=config.block_size,
         backend=config.backend,
         fuse=False,
+        cuda_graphs=config.cuda_graphs,
+        kv_cache_dtype=config.kv_cache_dtype,
     )

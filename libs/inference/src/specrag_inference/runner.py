@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from specrag_inference.attention.dense import DenseBackend
-from specrag_inference.attention.flex import FlexBackend
+from specrag_inference.attention.flex import FlexBackend, pad_blocks
 from specrag_inference.attention.sdpa import SdpaBackend
+from specrag_inference.cache.quantized import QuantizedStorage
 from specrag_inference.cache.storage import KvStorage
 from specrag_inference.cache.transposed import TransposedKvStorage
 from specrag_inference.models.fused_decoder import fuse_decoder
+from specrag_inference.step_graphs import StepGraphs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from numpy.typing import NDArray
 
-    from specrag_inference.attention.backends import AttentionBackend
+    from specrag_inference.attention.backends import AttentionBackend, PreparedAttention
     from specrag_inference.attention.step import StepInputs
     from specrag_inference.cache.storage import SlotIds
+    from specrag_inference.engine_config import KvCacheDtype
     from specrag_inference.models.loading import LoadedModel
 
 UNKNOWN_TOKEN_LOGIT = -1e9
@@ -126,15 +130,20 @@ class ModelRunner:
         block_size: int,
         backend: str = "auto",
         fuse: bool = True,
+        cuda_graphs: bool = False,
+        kv_cache_dtype: KvCacheDtype = "auto",
     ) -> None:
         self._module = model.module
         self._fused = fuse_decoder(model.module) if fuse else None
         self._device = model.device
         self._vocabulary = vocabulary
         name = choose_backend(backend, model.device)
-        self._storage = LAYOUTS[name](
+        layout = LAYOUTS[name]
+        if kv_cache_dtype != "auto":
+            layout = partial(QuantizedStorage, layout, kv_cache_dtype)
+        self._storage = layout(
             num_layers=model.num_layers,
-            num_blocks=num_blocks,
+            num_blocks=pad_blocks(num_blocks, block_size) if name == "flex" else num_blocks,
             block_size=block_size,
             num_kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
@@ -142,6 +151,14 @@ class ModelRunner:
             device=model.device,
         )
         self._backend = BACKENDS[name](self._storage)
+        self._graphs: StepGraphs | None = None
+        if cuda_graphs and isinstance(self._backend, FlexBackend):
+            self._graphs = StepGraphs(
+                self._compute,
+                self._backend,
+                scratch_slot=num_blocks * block_size,
+                device=model.device,
+            )
 
     @torch.inference_mode()
     def execute(self, step: StepInputs) -> LogitRows:
@@ -158,10 +175,22 @@ class ModelRunner:
 
     def _forward(self, step: StepInputs) -> torch.Tensor:
         """Return [num_logit_rows, vocab_size]."""
-        token_ids = self._to_device(step.token_ids)
-        position_ids = self._to_device(step.position_ids)
-        logit_rows = self._to_device(step.logit_rows)
-        attention = self._backend.prepare(step)
+        if self._graphs is not None and self._graphs.fits(step):
+            return self._graphs.run(step)
+        return self._compute(
+            self._to_device(step.token_ids),
+            self._to_device(step.position_ids),
+            self._to_device(step.logit_rows),
+            self._backend.prepare(step),
+        )
+
+    def _compute(
+        self,
+        token_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        logit_rows: torch.Tensor,
+        attention: PreparedAttention,
+    ) -> torch.Tensor:
         if self._fused is not None:
             return self._fused.forward(token_ids, position_ids, logit_rows, attention)
         output = self._module(

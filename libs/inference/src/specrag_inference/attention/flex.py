@@ -245,6 +245,15 @@ def store_finite(
     storage.write(layer_idx, slots, key.transpose(0, 1), value.transpose(0, 1))
 
 
+def pad_blocks(num_blocks: int, block_size: int) -> int:
+    """Return the blocks to allocate for a pool of ``num_blocks``.
+
+    At least one more, whose first slot belongs to no sequence, and whole spans.
+    """
+    blocks_per_span = max(1, SPAN_SLOTS // block_size)
+    return -(-(num_blocks + 1) // blocks_per_span) * blocks_per_span
+
+
 def _choose_span(block_size: int, num_slots: int) -> int:
     """Return the largest span of whole blocks, up to :data:`SPAN_SLOTS`, that divides the cache."""
     span = max(block_size, SPAN_SLOTS)
