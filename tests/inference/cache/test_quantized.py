@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 from specrag_inference.attention.step import Segment
-from specrag_inference.cache.quantized import QuantizedStorage
+from specrag_inference.cache.quantized import SCALE_BYTES, QuantizedStorage
 from specrag_inference.cache.storage import KvStorage
+from specrag_inference.planned import count_token_bytes
+from transformers import LlamaConfig
 
 if TYPE_CHECKING:
     from specrag_inference.engine_config import KvCacheDtype
@@ -94,6 +96,11 @@ def test_memory_is_about_half_of_bf16_and_a_quarter_of_fp32(
 ) -> None:
     storage = build(kind, dtype)
     num_bytes = storage.codes.data.nbytes + storage.scales.data.nbytes
+    assert num_bytes == NUM_BLOCKS * BLOCK_SIZE * count_token_bytes(
+        LlamaConfig(num_hidden_layers=2, num_attention_heads=HEADS, head_dim=HEAD_DIM),
+        1,
+        scale_bytes=SCALE_BYTES,
+    )
     full = 2 * 2 * NUM_BLOCKS * BLOCK_SIZE * HEADS * HEAD_DIM * dtype.itemsize
     assert num_bytes < share * full
     assert storage.read(0, [(0, 4)])[0].dtype is dtype

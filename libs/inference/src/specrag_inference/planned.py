@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig
 
+from specrag_inference.cache.quantized import SCALE_BYTES
 from specrag_inference.engine import Engine
 from specrag_inference.models.loading import (
     load_folder,
@@ -102,19 +103,31 @@ def resolve_plan(plan: EnginePlan) -> EnginePlan:
     if plan.kv_cache_mib is None:
         return plan
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    token_bytes = count_token_bytes(config, resolve_dtype(plan.dtype, device).itemsize)
+    if plan.engine.kv_cache_dtype == "auto":
+        token_bytes = count_token_bytes(config, resolve_dtype(plan.dtype, device).itemsize)
+    else:
+        token_bytes = count_token_bytes(config, 1, scale_bytes=SCALE_BYTES)
     num_blocks = plan.kv_cache_mib * _MIB // (token_bytes * plan.engine.block_size)
     engine = replace(plan.engine, num_blocks=max(1, num_blocks))
     return replace(plan, engine=engine, kv_cache_mib=None)
 
 
-def count_token_bytes(config: PreTrainedConfig, element_bytes: int) -> int:
-    """Return the bytes that keys and values of one token take over all ranks."""
+def count_token_bytes(
+    config: PreTrainedConfig, element_bytes: int, *, scale_bytes: int = 0
+) -> int:
+    """Return the bytes that keys and values of one token take over all ranks.
+
+    Args:
+        config: of the model.
+        element_bytes: bytes of a number.
+        scale_bytes: bytes that each head has besides its numbers.
+    """
     config = config.get_text_config()
     num_heads = config.num_attention_heads
     num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
-    return int(2 * config.num_hidden_layers * num_kv_heads * head_dim * element_bytes)
+    head_bytes = head_dim * element_bytes + scale_bytes
+    return int(2 * config.num_hidden_layers * num_kv_heads * head_bytes)
 
 
 def _load(plan: EnginePlan) -> LoadedModel:

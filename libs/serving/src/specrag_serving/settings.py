@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 from pydantic import Field
 from specrag_common.runtime.settings import ServiceSettings
+from specrag_inference.engine_config import EngineConfig, KvCacheDtype
 from specrag_inference.models.reference import BUNDLED_TARGET
 from specrag_inference.plan import DtypeName, EnginePlan, QuantizationName
 from specrag_inference.prompts.layout import INSTRUCTIONS
@@ -40,6 +41,13 @@ class EngineSettings(ServiceSettings):
     kv_cache_mib: int = Field(default=512, ge=1, le=1_048_576)
     """Memory of the block cache in MiB, over all ranks."""
 
+    kv_cache_dtype: KvCacheDtype = "auto"
+    """Of keys and values in the block cache; ``int8`` and ``fp8_e4m3`` take half of bfloat16's
+    memory and change what the model says."""
+
+    cuda_graphs: bool = False
+    """Replay small passes as CUDA graphs; nothing changes on a CPU."""
+
     system_prompt: str = Field(default=INSTRUCTIONS, min_length=1, max_length=4000)
     """What the model is told in the system role. Drafters draft best with the target's own."""
 
@@ -53,4 +61,7 @@ class EngineSettings(ServiceSettings):
             num_threads=self.num_threads,
             tp_size=self.tp_size,
             kv_cache_mib=self.kv_cache_mib,
+            engine=EngineConfig(
+                kv_cache_dtype=self.kv_cache_dtype, cuda_graphs=self.cuda_graphs
+            ),
         )

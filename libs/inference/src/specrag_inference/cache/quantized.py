@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from specrag_inference.cache.storage import SlotIds
     from specrag_inference.engine_config import KvCacheDtype
 
+SCALE_BYTES: Final = 4
+"""Of the scale that each token has for each head, of keys and of values."""
+
 _LARGEST_INT8: Final = 127.0
 _LARGEST_FP8: Final = 448.0
 
