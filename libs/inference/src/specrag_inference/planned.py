@@ -112,9 +112,7 @@ def resolve_plan(plan: EnginePlan) -> EnginePlan:
     return replace(plan, engine=engine, kv_cache_mib=None)
 
 
-def count_token_bytes(
-    config: PreTrainedConfig, element_bytes: int, *, scale_bytes: int = 0
-) -> int:
+def count_token_bytes(config: PreTrainedConfig, element_bytes: int, *, scale_bytes: int = 0) -> int:
     """Return the bytes that keys and values of one token take over all ranks.
 
     Args:

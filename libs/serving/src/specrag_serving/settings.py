@@ -61,7 +61,5 @@ class EngineSettings(ServiceSettings):
             num_threads=self.num_threads,
             tp_size=self.tp_size,
             kv_cache_mib=self.kv_cache_mib,
-            engine=EngineConfig(
-                kv_cache_dtype=self.kv_cache_dtype, cuda_graphs=self.cuda_graphs
-            ),
+            engine=EngineConfig(kv_cache_dtype=self.kv_cache_dtype, cuda_graphs=self.cuda_graphs),
         )
