@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
-from specrag_inference.attention.flex import FlexBackend, store_finite
+from specrag_inference.attention.flex import (
+    FlexBackend,
+    choose_kernel,
+    choose_query_block,
+    store_finite,
+)
 from specrag_inference.cache.storage import KvStorage
 from specrag_inference.runner import BACKENDS, choose_backend
 
@@ -154,6 +159,26 @@ def test_auto_is_flex_on_a_gpu_and_sdpa_on_a_cpu() -> None:
     assert choose_backend("auto", torch.device("cpu")) == "sdpa"
     assert choose_backend("dense", torch.device("cuda")) == "dense"
     assert set(BACKENDS) == {"dense", "sdpa", "flex"}
+
+
+@pytest.mark.parametrize("group", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("rows", [4, 16, 64, 112, 127, 128, 384])
+def test_gpu_kernels_get_rows_that_divide_their_line_of_the_mask(
+    rows: int, group: int, head_dim: int
+) -> None:
+    """Both kernels refuse other sizes when they are compiled, which only a GPU would show."""
+    line = choose_query_block(rows, group)
+    options = choose_kernel(rows, group, head_dim, torch.device("cuda"))
+    assert line >= rows
+    assert line % 128 == 0
+    if rows >= 128:
+        assert options is None
+        return
+    assert options is not None
+    assert line % options["BLOCK_M"] == 0
+    assert options["BLOCK_M"] % group == 0
+    assert 16 <= options["BLOCK_M"] <= (64 if head_dim <= 128 else 32)
 
 
 @pytest.mark.slow

@@ -299,6 +299,7 @@ def _build_attend(
     """
     folds = group != round_up_to_power(group)
     kernel_group = 1 if folds else group
+    block_shift = block_size.bit_length() - 1
 
     def attend(
         query: torch.Tensor,
@@ -316,8 +317,8 @@ def _build_attend(
             tile: torch.Tensor, _head: torch.Tensor, row: torch.Tensor, slot: torch.Tensor
         ) -> torch.Tensor:
             line = row % tile_length
-            logical = tables.block_map[tables.segment_idx[tile], slot // block_size]
-            key = logical * block_size + slot % block_size
+            logical = tables.block_map[tables.segment_idx[tile], slot >> block_shift]
+            key = (logical << block_shift) + (slot & (block_size - 1))
             node = key - tables.first_node[tile]
             place = node.clamp(0, num_words * WORD_BITS - 1)
             word = tables.node_bits[tile, line, place // WORD_BITS if num_words > 1 else 0]
@@ -330,7 +331,7 @@ def _build_attend(
         block_mask = BlockMask.from_kv_blocks(
             tables.kv_counts,
             tables.kv_spans,
-            BLOCK_SIZE=(_choose_query_block(num_rows, kernel_group), span_slots),
+            BLOCK_SIZE=(choose_query_block(num_rows, kernel_group), span_slots),
             mask_mod=is_visible,
             seq_lengths=(num_rows, keys.shape[2]),
             compute_q_blocks=False,
@@ -343,7 +344,7 @@ def _build_attend(
             block_mask=block_mask,
             scale=scaling,
             enable_gqa=kernel_group > 1,
-            kernel_options=_choose_kernel(num_rows, kernel_group, head_dim, query.device),
+            kernel_options=choose_kernel(num_rows, kernel_group, head_dim, query.device),
         )
         return output.view(num_tiles, num_heads, tile_length, head_dim)
 
@@ -372,12 +373,12 @@ def _build_softcap(softcap: float) -> Callable[..., torch.Tensor]:
     return cap
 
 
-def _choose_query_block(num_rows: int, group: int) -> int:
+def choose_query_block(num_rows: int, group: int) -> int:
     """Return the rows of one line of the block mask: all of a tile, in a multiple of any kernel."""
     return max(_MIN_QUERY_BLOCK, round_up_to_power(num_rows * group))
 
 
-def _choose_kernel(
+def choose_kernel(
     num_rows: int, group: int, head_dim: int, device: torch.device
 ) -> FlexKernelOptions | None:
     """Return kernel options: how many rows one processor takes in the key-splitting kernel."""
