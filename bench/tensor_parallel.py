@@ -4,7 +4,7 @@ Usage: python -m bench.tensor_parallel [--data FOLDER] [--prompts 50] [--dtype b
 
 Every prompt is answered by an engine process of one rank and by one of ``--tp-size`` ranks, both on
 the same threads in all, ``--at-once`` prompts side by side. Prompts are the example handbook's
-questions over three and six passages; with ``--data``, whose folder holds ``hotpotqa.jsonl``, half
+questions over three, six and two passages; with ``--data``, whose folder holds ``hotpotqa.jsonl``, half
 of them are HotpotQA's. Where answers differ, both tokens' prefixes are re-scored in fp32 as
 ``bench.near_ties`` does. At the end one rank is killed while the engine decodes.
 """
@@ -196,7 +196,7 @@ def load_prompts(arguments: argparse.Namespace) -> dict[str, tuple[int, ...]]:
         questions += [(f"hotpotqa-{question.question_id}", question) for question in found]
     own = [
         (f"handbook-{num_passages}-{question.question_id}", question)
-        for num_passages in (3, 6)
+        for num_passages in (3, 6, 2)
         for question in load_handbook(HANDBOOK, num_passages=num_passages)
     ]
     tokenizer = load_tokenizer(arguments.model, arguments.model_cache)
