@@ -4,8 +4,8 @@ Usage: python -m bench.tensor_parallel [--data FOLDER] [--prompts 50] [--dtype b
 
 Every prompt is answered by an engine process of one rank and by one of ``--tp-size`` ranks, both on
 the same threads in all, ``--at-once`` prompts side by side. Prompts are the example handbook's
-questions over three, six and two passages; with ``--data``, whose folder holds ``hotpotqa.jsonl``, half
-of them are HotpotQA's. Where answers differ, both tokens' prefixes are re-scored in fp32 as
+questions over three, six and two passages; with ``--data``, whose folder holds ``hotpotqa.jsonl``,
+half of them are HotpotQA's. Where answers differ, both tokens' prefixes are re-scored in fp32 as
 ``bench.near_ties`` does. At the end one rank is killed while the engine decodes.
 """
 
