@@ -24,6 +24,7 @@ RANDOM_KEY_BYTES = 16
 """Length of a random key: the 128 bits of Philox's key."""
 
 _MAX_FIELD = 2**32
+_CHUNK = 8192
 
 
 class Purpose(IntEnum):
@@ -130,13 +131,14 @@ class RandomStream:
         Returns:
             Index into ``token_ids``; the lowest on ties.
         """
-        raw = self._raw(Purpose.COUPLED, position, int(token_ids.max()) + 1)[token_ids]
-        bounds = probs / (1.0 - _unit_from_raw(raw))
-        likely = int(np.argmax(bounds))
-        score = float(probs[likely]) * np.exp(_gumbel_from_raw(raw[likely : likely + 1])[0])
-        candidates = np.flatnonzero(bounds >= score * (1.0 - 1e-9))
-        scores = np.log(probs[candidates].astype(np.float64)) + _gumbel_from_raw(raw[candidates])
-        return int(candidates[np.argmax(scores)])
+        raw = self._raw(Purpose.COUPLED, position, int(token_ids.max()) + 1)
+        best_idx, best_score = 0, -np.inf
+        for start in range(0, len(token_ids), _CHUNK):  # what fits the cache is not written out
+            chunk = slice(start, start + _CHUNK)
+            idx, score = _find_best(raw[token_ids[chunk]], probs[chunk], best_score)
+            if score > best_score:
+                best_idx, best_score = start + idx, score
+        return best_idx
 
     def _raw(
         self,
@@ -164,6 +166,21 @@ class RandomStream:
             count
         )
         return words
+
+
+def _find_best(
+    raw: NDArray[np.uint64], probs: NDArray[np.floating], at_least: float
+) -> tuple[int, float]:
+    """Return the index of the best score and the score; ``-inf`` when none reaches ``at_least``."""
+    bounds = probs / (1.0 - _unit_from_raw(raw))
+    likely = int(np.argmax(bounds))
+    if bounds[likely] < np.exp(at_least) * (1.0 - 1e-9):
+        return 0, -np.inf
+    score = float(probs[likely]) * np.exp(_gumbel_from_raw(raw[likely : likely + 1])[0])
+    candidates = np.flatnonzero(bounds >= score * (1.0 - 1e-9))
+    scores = np.log(probs[candidates].astype(np.float64)) + _gumbel_from_raw(raw[candidates])
+    best = int(np.argmax(scores))
+    return int(candidates[best]), float(scores[best])
 
 
 def _gumbel_from_raw(raw: NDArray[np.uint64]) -> NDArray[np.float64]:
