@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from specrag.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
+from specrag_common.runtime import deadlines
 from specrag_common.runtime.errors import (
     AlreadyExists,
+    DeadlineExceeded,
     FailedPrecondition,
     InvalidRequest,
     SequenceTooLong,
@@ -28,6 +30,7 @@ from specrag_common.speculation.proposals import (
 from specrag_common.wire.rounds import encode_round_key
 from specrag_common.wire.sampling import SamplingOptions
 from specrag_common.wire.verified import AnswerEnd, decode_verified
+from specrag_inference.messages import OpenSequence
 from specrag_inference.testing import BYTE_VOCAB_SIZE
 from specrag_serving.testing import (
     AnswerSetup,
@@ -339,6 +342,19 @@ async def test_deadline_frees_the_blocks(stub: Stub, verifier: Started) -> None:
             pass
 
     assert caught.value.status is grpc.StatusCode.DEADLINE_EXCEEDED
+    await wait_freed(verifier)
+
+
+async def test_engine_ends_a_sequence_whose_calls_time_is_up(verifier: Started) -> None:
+    deadlines.set_remaining(0.0)
+    sequence = verifier.service.engine.open(OpenSequence(sequence_id="a", prompt_token_ids=(1,)))
+    try:
+        with pytest.raises(DeadlineExceeded, match="ran out of time"):
+            await sequence.wait_opened()
+    finally:
+        sequence.close()
+        deadlines.set_remaining(None)
+
     await wait_freed(verifier)
 
 

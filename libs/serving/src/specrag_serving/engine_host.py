@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from specrag_common.runtime import deadlines
 from specrag_common.runtime.errors import (
     Capacity,
     DeadlineExceeded,
@@ -218,7 +219,8 @@ class EngineHost:
     def open(self, command: OpenSequence) -> EngineSequence:
         """Admit a sequence; its id is made unique over the life of the process.
 
-        A stream that ended may still have events on the way; they never reach a later one.
+        A stream that ended may still have events on the way; they never reach a later one. Without
+        a deadline of its own the sequence has that of the call being served.
 
         Raises:
             Capacity: the engine lags behind.
@@ -231,7 +233,10 @@ class EngineHost:
             raise _engine_gone(exc) from exc
         sequence = EngineSequence(channel, sequence_id)
         try:
-            channel.send(replace(command, sequence_id=sequence_id))
+            deadline_s = command.deadline_s
+            if deadline_s is None:
+                deadline_s = deadlines.remaining_s()
+            channel.send(replace(command, sequence_id=sequence_id, deadline_s=deadline_s))
         except BaseException:
             sequence.close()
             raise
