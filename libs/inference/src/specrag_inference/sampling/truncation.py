@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Floats = TypeVar("Floats", np.float32, np.float64)
 
 _FIRST_BOUND = 1e-3
-_BOUND_STEP = 1e-2
+_BOUND_STEP = 0.1
 
 
 @dataclass(frozen=True, slots=True)
