@@ -34,7 +34,7 @@ TREE = np.array([-1, -1, 0, 0, 2, 1, 4, 4], dtype=np.int32)
 class Rig:
     """One model on one backend, and its reference."""
 
-    def __init__(self, model: LoadedModel, backend: str) -> None:
+    def __init__(self, model: LoadedModel, backend: str, *, fuse: bool) -> None:
         self.reference = copy.deepcopy(model.module)
         self.reference.set_attn_implementation("eager")
         self.pool = BlockPool(64)
@@ -44,6 +44,7 @@ class Rig:
             num_blocks=64,
             block_size=BLOCK_SIZE,
             backend=backend,
+            fuse=fuse,
         )
 
     def build_table(self) -> BlockTable:
@@ -112,9 +113,11 @@ def model(request: pytest.FixtureRequest) -> LoadedModel:
     return build_random_model(request.param, seed=3)
 
 
-@pytest.fixture(params=["dense", "sdpa"])
+@pytest.fixture(params=[("dense", False), ("dense", True), ("sdpa", False), ("sdpa", True)])
 def rig(model: LoadedModel, request: pytest.FixtureRequest) -> Rig:
-    return Rig(model, request.param)
+    """Every backend under transformers' own layers and under the lean forward pass."""
+    backend, fuse = request.param
+    return Rig(model, backend, fuse=fuse)
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 16, 31, 33])

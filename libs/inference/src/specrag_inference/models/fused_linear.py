@@ -103,7 +103,8 @@ def fuse_linears(*layers: torch.nn.Module) -> Projection:
 
 def has_hooks(module: torch.nn.Module) -> bool:
     """Whether calling the module does more than its ``forward``."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    is_wrapped = "forward" in vars(module)
+    return bool(is_wrapped or module._forward_hooks or module._forward_pre_hooks)
 
 
 def _is_plain(layer: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
