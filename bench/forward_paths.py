@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,8 +25,14 @@ BLOCK_SIZE = 16
 class ForwardPaths:
     """Computes the logits behind every token of an answer, ``group`` tokens a pass."""
 
-    def __init__(self, model: LoadedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        num_blocks = model.max_model_len // BLOCK_SIZE
+    def __init__(
+        self,
+        model: LoadedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        num_blocks: int | None = None,
+    ) -> None:
+        num_blocks = num_blocks or model.max_model_len // BLOCK_SIZE
         vocabulary = TokenVocabulary.from_ids(tokenizer.get_vocab().values(), model.vocab_size)
         self._pool = BlockPool(num_blocks)
         self._runner = ModelRunner(
@@ -50,6 +57,56 @@ class ForwardPaths:
             return np.stack(rows)
         finally:
             table.free()
+
+    def run_together(
+        self, prompt_ids: Sequence[int], *, num_sequences: int, num_steps: int
+    ) -> float:
+        """Return the seconds of one pass that computes one token of every sequence."""
+        root = compute_root_hash(cache_scope=b"", model_fingerprint="")
+        tables = [
+            BlockTable(self._pool, self._runner, block_size=BLOCK_SIZE, root_hash=root)
+            for _ in range(num_sequences)
+        ]
+        try:
+            for table in tables:
+                for start in range(0, len(prompt_ids), PREFILL_CHUNK):
+                    self._extend(table, prompt_ids[start : start + PREFILL_CHUNK], num_rows=0)
+            began = time.perf_counter()
+            for token_id in prompt_ids[:num_steps]:
+                self._step_all(tables, token_id)
+            return (time.perf_counter() - began) / num_steps
+        finally:
+            for table in tables:
+                table.free()
+
+    def _step_all(self, tables: Sequence[BlockTable], token_id: int) -> None:
+        for table in tables:
+            table.reserve(table.num_tokens + 1)
+        lengths = [table.num_tokens for table in tables]
+        segments = [
+            Segment(num_cached=length, num_chain=1, tree=None, slot_runs=tuple(runs))
+            for length, runs in (
+                (length, table.slot_runs(length + 1))
+                for length, table in zip(lengths, tables, strict=True)
+            )
+        ]
+        logits = self._runner.execute(
+            StepInputs(
+                token_ids=np.full(len(tables), token_id, dtype=np.int64),
+                position_ids=np.asarray(lengths, dtype=np.int64),
+                slot_ids=np.concatenate(
+                    [
+                        table.slots(length, length + 1)
+                        for table, length in zip(tables, lengths, strict=True)
+                    ]
+                ),
+                logit_rows=np.arange(len(tables), dtype=np.int64),
+                segments=tuple(segments),
+            )
+        )
+        for index, table in enumerate(tables):
+            table.extend(1)
+            logits.row(index)
 
     def _extend(
         self, table: BlockTable, token_ids: Sequence[int], *, num_rows: int

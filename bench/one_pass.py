@@ -2,7 +2,7 @@
 
 Usage: python -m bench.one_pass [--model REFERENCE] [--prompt-tokens 1700] [--threads 2]
 
-The same weights in bf16, by this core and by transformers' own forward with its dynamic cache, in
+The same weights, by this core and by transformers' own forward with its dynamic cache, in
 turns; medians of ``--repeats``. Wall time: nothing else should run.
 """
 
@@ -28,14 +28,15 @@ if TYPE_CHECKING:
 
 GROUPS = (1, 4, 8, 16, 32)
 NUM_STEP_TOKENS = 64
+SEQUENCES = (1, 16)
 
 
 class Reference:
     """Transformers' own forward pass."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         with quiet_transformers():
-            self._module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+            self._module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
 
     @torch.inference_mode()
     def run(self, prompt_ids: Sequence[int], num_steps: int) -> tuple[float, float]:
@@ -49,7 +50,7 @@ class Reference:
         return prefilled - began, (time.perf_counter() - prefilled) / num_steps
 
     def _forward(self, token_ids: Sequence[int], cache: DynamicCache) -> None:
-        self._module(input_ids=torch.tensor([token_ids]), past_key_values=cache, logits_to_keep=1)
+        self._module(input_ids=torch.tensor([token_ids]), cache=cache, logits_to_keep=1)
 
 
 def time_call(call: Callable[[], object]) -> float:
@@ -67,14 +68,16 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=1700)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
     arguments = parser.parse_args()
     cache_dir = arguments.model_cache.expanduser()
     tokenizer = load_tokenizer(arguments.model, cache_dir)
     model = load_model(
-        arguments.model, dtype="bf16", cache_dir=cache_dir, num_threads=arguments.threads
+        arguments.model, dtype=arguments.dtype, cache_dir=cache_dir, num_threads=arguments.threads
     )
-    ours = ForwardPaths(model, tokenizer)
-    reference = Reference(load_folder(arguments.model, cache_dir)[1])
+    num_blocks = max(SEQUENCES) * (arguments.prompt_tokens + NUM_STEP_TOKENS) // 16 + 64
+    ours = ForwardPaths(model, tokenizer, num_blocks=num_blocks)
+    reference = Reference(load_folder(arguments.model, cache_dir)[1], model.dtype)
     text = "The quick brown fox jumps over the lazy dog. " * arguments.prompt_tokens
     prompt_ids = tokenizer(text)["input_ids"][: arguments.prompt_tokens]
     answer_ids = prompt_ids[:NUM_STEP_TOKENS]
@@ -92,11 +95,14 @@ def main() -> None:
             theirs.append(their)
             for group, seconds in timed.items():
                 steps[group].append((seconds - prefill_s) * group / NUM_STEP_TOKENS)
-    print(f"prompt of {len(prompt_ids)} tokens, {arguments.threads} threads, bf16")
+    print(f"prompt of {len(prompt_ids)} tokens, {arguments.threads} threads, {arguments.dtype}")
     print(f"prefill tokens/s: {len(prompt_ids) / statistics.median(prefills):.0f}", end="; ")
     print(f"transformers {len(prompt_ids) / statistics.median([one[0] for one in theirs]):.0f}")
     for group in GROUPS:
         print(f"step over {group:2} tokens: {statistics.median(steps[group]) * 1000:.1f} ms")
+    for count in SEQUENCES:
+        step_s = ours.run_together(prompt_ids, num_sequences=count, num_steps=16)
+        print(f"step over 1 token of each of {count:2} sequences: {step_s * 1000:.1f} ms")
     print(f"transformers, 1 token: {statistics.median([one[1] for one in theirs]) * 1000:.1f} ms")
 
 
