@@ -24,6 +24,7 @@ from bench.merging.configurations import (
     list_with_best,
 )
 from bench.merging.coupled_rounds import Tally
+from bench.merging.subsets import NUMBERS_OF_DRAFTERS
 from bench.merging.traces import Temperature, load_traces
 from bench.question_sets import load_questions
 from bench.results import (
@@ -38,7 +39,8 @@ from bench.results import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bench.merging.traces import QuestionTrace
+    from bench.merging.subsets import NUMBERS_OF_DRAFTERS
+from bench.merging.traces import QuestionTrace
     from bench.question_sets import ClosedQuestion
 
 AIM = 5.5
@@ -124,11 +126,12 @@ def print_table(
 
 
 def to_rows(lines: Sequence[Line], *, has_bar: bool) -> list[ResultRow]:
-    """Return the figures; merged sets of draft models have the bar."""
+    """Return the figures; the largest merged sets of draft models have the bar."""
     rows = []
     for line in lines:
         name, tally = line.configuration.name, line.greedy.tokens_a_round
-        if has_bar and line.configuration.is_merged:
+        is_largest = line.configuration.num_drafters == max(NUMBERS_OF_DRAFTERS)
+        if has_bar and is_largest and line.configuration.is_merged:
             rows.append(at_least(f"{name}: tokens a round", tally, AIM))
         else:
             rows.append(ResultRow(what=f"{name}: tokens a round", value=tally))
