@@ -39,8 +39,7 @@ from bench.results import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bench.merging.subsets import NUMBERS_OF_DRAFTERS
-from bench.merging.traces import QuestionTrace
+    from bench.merging.traces import QuestionTrace
     from bench.question_sets import ClosedQuestion
 
 AIM = 5.5
