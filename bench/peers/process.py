@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-KILL_AFTER_S = 20.0
+KILL_AFTER_S = 60.0
 
 
 class PeerFailedError(Exception):
