@@ -70,8 +70,8 @@ async def test_killed_drafters_change_no_token_and_are_named(
             disturbed = finished_after(stack, ask(*sampling), kill)
             assert disturbed["token_ids"] == undisturbed["token_ids"]
             assert len(disturbed["token_ids"]) > 20
-            assert name not in components(undisturbed)
-            assert name in components(disturbed)
+            assert name not in lost_components(undisturbed)
+            assert name in lost_components(disturbed)
             assert f"{name} was killed by SIGKILL; the others go on" in await said(stack, name)
         status = stack.run("status")
         assert status.code == 3
@@ -146,8 +146,9 @@ async def answers_through_sigterm(stack: RunningStack, processes: list[ProcessRe
         assert f"{process.name} exited with code 0" in await said(stack, process.name)
 
 
-def components(finished: dict[str, Any]) -> list[str]:
-    return [one["component"] for one in finished["degraded"]]
+def lost_components(finished: dict[str, Any]) -> list[str]:
+    """Return who could not be reached; on a busy machine a living drafter may be late."""
+    return [one["component"] for one in finished["degraded"] if one["reason"] == "UNAVAILABLE"]
 
 
 async def said(stack: RunningStack, name: str) -> str:
