@@ -9,7 +9,12 @@ from specrag.v1 import common_pb2
 from specrag_common.runtime.errors import FailedPrecondition, UpstreamUnavailable
 from specrag_common.speculation.proposals import DraftSource, VerificationMode
 from specrag_orchestrator.answering.decoding import derive_draft_key
-from specrag_orchestrator.answering.plan import DraftPlan, no_drafters_error, plan_drafters
+from specrag_orchestrator.answering.plan import (
+    DraftPlan,
+    find_gone_drafters,
+    no_drafters_error,
+    plan_drafters,
+)
 from specrag_orchestrator.question import DraftOptions
 
 
@@ -68,6 +73,12 @@ def test_source_that_is_not_offered_leaves_the_drafter_out() -> None:
     found = plan([KnownDrafter(0)], options=DraftOptions(sources=(DraftSource.MODEL,)))
     assert found.degraded[0].reason == "MISSING_CAPABILITY"
     assert "CAPABILITY_DRAFT_TOKENS" in found.degraded[0].detail
+
+
+def test_drafter_that_went_while_nothing_was_asked_of_it_is_named_once() -> None:
+    drafters = [KnownDrafter(0), KnownDrafter(1, is_up=False), KnownDrafter(2, is_up=False)]
+    gone = find_gone_drafters(drafters, named={"drafter-1"})
+    assert [(one.component, one.reason) for one in gone] == [("drafter-2", "UNAVAILABLE")]
 
 
 def test_error_without_drafters_says_whether_waiting_helps() -> None:

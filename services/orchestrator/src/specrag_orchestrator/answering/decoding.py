@@ -19,7 +19,11 @@ from specrag_orchestrator.answering.draft_memory import DraftMemory
 from specrag_orchestrator.answering.events import Degradation
 from specrag_orchestrator.answering.inbox import new_inbox
 from specrag_orchestrator.answering.joint import JointAnswer
-from specrag_orchestrator.answering.plan import no_drafters_error, plan_drafters
+from specrag_orchestrator.answering.plan import (
+    find_gone_drafters,
+    no_drafters_error,
+    plan_drafters,
+)
 from specrag_orchestrator.answering.round_messages import RoundLimits
 from specrag_orchestrator.answering.rounds import RoundMachine
 from specrag_orchestrator.answering.stats import DrafterTally, find_late_drafters
@@ -148,12 +152,14 @@ async def _decode_jointly(task: DecodingTask, resources: Resources) -> Decoded:
         )
         await answer.run()
     late = find_late_drafters(task.tally.drafters, machine.owing_drafters)
-    lost = {one.component for one in answer.losses}
+    losses = tuple(answer.losses)
+    losses += find_gone_drafters(plan.drafters, named={one.component for one in losses})
+    lost = {one.component for one in losses}
     return Decoded(
         policy=AnswerPolicy.JOINT if machine.live_drafters else AnswerPolicy.TARGET_ONLY,
         degraded=(
             *plan.degraded,
-            *answer.losses,
+            *losses,
             *(_late(task.tally.drafters[one]) for one in late if f"drafter-{one}" not in lost),
             *(() if machine.live_drafters else (_none_left(),)),
         ),

@@ -13,7 +13,7 @@ from specrag_orchestrator.answering.events import Degradation
 from specrag_orchestrator.upstream import RETRY_HINT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from specrag_common.runtime.errors import SpecragError
 
@@ -98,6 +98,20 @@ def plan_drafters(
         detail = f"{options.num_drafters} drafters asked for, {len(drafters)} are configured"
         degraded = [*degraded, Degradation(component="drafters", reason="TOO_FEW", detail=detail)]
     return DraftPlan(drafters=tuple(usable[:wanted]), degraded=tuple(degraded))
+
+
+def find_gone_drafters(
+    drafters: Sequence[Candidate], *, named: Collection[str]
+) -> tuple[Degradation, ...]:
+    """Return those that cannot be reached at an answer's end and are not ``named`` as lost yet.
+
+    A drafter may go while nothing is asked of it: no stream of the answer breaks then.
+    """
+    return tuple(
+        _fault(one, "UNAVAILABLE", one.problem or "its connection was lost")
+        for one in drafters
+        if not one.is_usable and one.name not in named
+    )
 
 
 def no_drafters_error(plan: DraftPlan[CandidateT]) -> SpecragError:
