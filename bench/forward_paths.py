@@ -58,6 +58,28 @@ class ForwardPaths:
         finally:
             table.free()
 
+    def time_steps(
+        self, prompt_ids: Sequence[int], groups: Sequence[int], *, num_passes: int
+    ) -> tuple[float, dict[int, float]]:
+        """Return the seconds of the prefill and of one pass over each number of new tokens."""
+        root = compute_root_hash(cache_scope=b"", model_fingerprint="")
+        table = BlockTable(self._pool, self._runner, block_size=BLOCK_SIZE, root_hash=root)
+        try:
+            began = time.perf_counter()
+            for start in range(0, len(prompt_ids), PREFILL_CHUNK):
+                self._extend(table, prompt_ids[start : start + PREFILL_CHUNK], num_rows=0)
+            prefill_s = time.perf_counter() - began
+            steps = {}
+            for group in groups:
+                began = time.perf_counter()
+                for _ in range(num_passes):
+                    self._extend(table, prompt_ids[:group], num_rows=group)
+                steps[group] = (time.perf_counter() - began) / num_passes
+                table.trim(len(prompt_ids))
+            return prefill_s, steps
+        finally:
+            table.free()
+
     def run_together(
         self, prompt_ids: Sequence[int], *, num_sequences: int, num_steps: int
     ) -> float:

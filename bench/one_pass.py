@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +23,10 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from bench.forward_paths import ForwardPaths
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 GROUPS = (1, 4, 8, 16, 32)
-NUM_STEP_TOKENS = 64
+NUM_PASSES = 32
 SEQUENCES = (1, 16)
 
 
@@ -53,13 +52,6 @@ class Reference:
         self._module(input_ids=torch.tensor([token_ids]), cache=cache, logits_to_keep=1)
 
 
-def time_call(call: Callable[[], object]) -> float:
-    """Return the seconds a call takes."""
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -75,33 +67,30 @@ def main() -> None:
     model = load_model(
         arguments.model, dtype=arguments.dtype, cache_dir=cache_dir, num_threads=arguments.threads
     )
-    num_blocks = max(SEQUENCES) * (arguments.prompt_tokens + NUM_STEP_TOKENS) // 16 + 64
+    num_blocks = (
+        max(SEQUENCES) * (arguments.prompt_tokens // 16 + 4) + max(GROUPS) * NUM_PASSES // 16
+    )
     ours = ForwardPaths(model, tokenizer, num_blocks=num_blocks)
     reference = Reference(load_folder(arguments.model, cache_dir)[1], model.dtype)
     text = "The quick brown fox jumps over the lazy dog. " * arguments.prompt_tokens
     prompt_ids = tokenizer(text)["input_ids"][: arguments.prompt_tokens]
-    answer_ids = prompt_ids[:NUM_STEP_TOKENS]
     prefills, theirs = [], []
     steps: dict[int, list[float]] = {group: [] for group in GROUPS}
     for repeat in range(arguments.repeats + 1):  # the first one warms up
-        prefill_s = time_call(partial(ours.compute_logits, prompt_ids, [], group=1))
-        timed = {
-            group: time_call(partial(ours.compute_logits, prompt_ids, answer_ids, group=group))
-            for group in GROUPS
-        }
-        their = reference.run(prompt_ids, NUM_STEP_TOKENS)
+        prefill_s, timed = ours.time_steps(prompt_ids, GROUPS, num_passes=NUM_PASSES)
+        their = reference.run(prompt_ids, NUM_PASSES)
         if repeat:
             prefills.append(prefill_s)
             theirs.append(their)
             for group, seconds in timed.items():
-                steps[group].append((seconds - prefill_s) * group / NUM_STEP_TOKENS)
+                steps[group].append(seconds)
     print(f"prompt of {len(prompt_ids)} tokens, {arguments.threads} threads, {arguments.dtype}")
     print(f"prefill tokens/s: {len(prompt_ids) / statistics.median(prefills):.0f}", end="; ")
     print(f"transformers {len(prompt_ids) / statistics.median([one[0] for one in theirs]):.0f}")
     for group in GROUPS:
         print(f"step over {group:2} tokens: {statistics.median(steps[group]) * 1000:.1f} ms")
     for count in SEQUENCES:
-        step_s = ours.run_together(prompt_ids, num_sequences=count, num_steps=16)
+        step_s = ours.run_together(prompt_ids, num_sequences=count, num_steps=NUM_PASSES)
         print(f"step over 1 token of each of {count:2} sequences: {step_s * 1000:.1f} ms")
     print(f"transformers, 1 token: {statistics.median([one[1] for one in theirs]) * 1000:.1f} ms")
 
