@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
     from bench.question_sets import ClosedQuestion
 
-HANDBOOK: Final = Path(__file__).parents[1] / "examples" / "handbook"
 NUM_PROMPTS: Final = 8
 NUM_DRAFTERS: Final = 2
 TIMEOUT_S: Final = 300.0
@@ -204,7 +203,7 @@ def judge(levels: Sequence[Level]) -> list[ResultRow]:
 async def run(arguments: argparse.Namespace) -> list[ResultRow]:
     """Start the services, measure every level, return the rows."""
     if arguments.data is None:
-        questions = load_handbook(HANDBOOK, num_passages=6)[:NUM_PROMPTS]
+        questions = load_handbook(num_passages=6)[:NUM_PROMPTS]
     else:
         questions = load_questions(arguments.data, "hotpotqa", limit=NUM_PROMPTS)
     load = Load(

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
     from bench.question_sets import ClosedQuestion
 
-HANDBOOK = Path(__file__).parents[1] / "examples" / "handbook"
 NUM_PASSAGES = 2
 GAMMA = 8
 SELF_DRAFT_ANSWER_TOKENS = 126
@@ -257,7 +256,7 @@ def main() -> None:
     maker = PromptMaker(
         tokenizer, max_tokens=SELF_DRAFT_ANSWER_TOKENS, max_model_len=model.max_model_len
     )
-    questions = load_handbook(HANDBOOK, num_passages=NUM_PASSAGES)
+    questions = load_handbook(num_passages=NUM_PASSAGES)
     own = [maker.build_target(question) for question in questions]
     shared = _make_shared(maker, questions[:8])
     rows: list[ResultRow] = []

@@ -27,7 +27,6 @@ from specrag_common.runtime.channels import open_channel
 
 from bench.question_sets import ClosedQuestion, load_handbook, load_questions
 
-HANDBOOK = Path(__file__).parents[1] / "examples" / "handbook"
 HANDBOOK_PASSAGES = 6
 DIRECTORY = Path(".specrag/bench")
 
@@ -118,7 +117,7 @@ async def measure_pair(
 
 def _load(arguments: argparse.Namespace) -> list[ClosedQuestion]:
     if arguments.data is None:
-        return load_handbook(HANDBOOK, num_passages=HANDBOOK_PASSAGES)
+        return load_handbook(num_passages=HANDBOOK_PASSAGES)
     return [
         question
         for name, limit in (("hotpotqa", arguments.hotpotqa), ("techqa", arguments.techqa))

@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from specrag_orchestrator.target import TargetMessage
     from specrag_orchestrator.target_model import TargetModel
 
-HANDBOOK: Final = Path(__file__).parents[1] / "examples" / "handbook"
 NUM_DRAFTERS: Final = 4
 NUM_NODES: Final = 32
 GAMMA: Final = NUM_NODES // NUM_DRAFTERS
@@ -223,7 +222,7 @@ async def open_rounds(
 
 
 def _load_conversation() -> Conversation:
-    question = load_handbook(HANDBOOK, num_passages=6)[0]
+    question = load_handbook(num_passages=6)[0]
     passages = tuple(
         PromptPassage(number=number, title=passage.title, text=passage.text)
         for number, passage in enumerate(question.passages, 1)

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from specrag_inference.plan import QuantizationName
     from transformers import PreTrainedTokenizerBase
 
-HANDBOOK: Final = Path(__file__).parents[1] / "examples" / "handbook"
 NAMES: Final[tuple[QuantizationName, ...]] = ("none", "int8")
 CONTEXT: Final = 512
 SIZES: Final = (1, 8, 32)
@@ -104,7 +103,7 @@ def count_agreement(
     """Return the share of answer positions where both models' most likely tokens are the same."""
     exact = models["none"]
     maker = PromptMaker(tokenizer, max_tokens=max_tokens, max_model_len=exact.max_model_len)
-    questions = load_handbook(HANDBOOK, num_passages=3)[:num_prompts]
+    questions = load_handbook(num_passages=3)[:num_prompts]
     engine = Engine(exact, tokenizer, EngineConfig(num_blocks=256))
     driver = EngineDriver(engine)
     paths = {name: ForwardPaths(model, tokenizer) for name, model in models.items()}

@@ -5,12 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from specrag.v1 import common_pb2
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +39,7 @@ SETS = {
 }
 
 
+HANDBOOK = Path(__file__).parents[1] / "examples" / "handbook"
 HANDBOOK_CUT = CutTo(max_passages=8, max_passage_chars=2000)
 
 
@@ -59,19 +57,18 @@ def load_questions(folder: Path, name: str, *, limit: int) -> list[ClosedQuestio
     return [_to_question(json.loads(line), SETS[name]) for line in lines]
 
 
-def load_handbook(folder: Path, *, num_passages: int) -> list[ClosedQuestion]:
+def load_handbook(*, num_passages: int) -> list[ClosedQuestion]:
     """Read the example collection's questions, each with its gold documents and others.
 
     Args:
-        folder: holds ``questions.jsonl`` and ``docs``.
         num_passages: documents a question.
     """
     texts = {
-        path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("docs/*.md"))
+        path.name: path.read_text(encoding="utf-8") for path in sorted(HANDBOOK.glob("docs/*.md"))
     }
     names = list(texts)
     questions = []
-    for idx, line in enumerate((folder / "questions.jsonl").read_text("utf-8").splitlines()):
+    for idx, line in enumerate((HANDBOOK / "questions.jsonl").read_text("utf-8").splitlines()):
         record = json.loads(line)
         gold = [name for name in record["files"] if name in texts]
         others = [name for name in names[idx:] + names[:idx] if name not in gold]

@@ -60,7 +60,6 @@ if TYPE_CHECKING:
 
     from bench.question_sets import ClosedQuestion
 
-HANDBOOK: Final = Path(__file__).parents[1] / "examples" / "handbook"
 START_S: Final = 300.0
 REPLY_S: Final = 120.0
 KILL_LIMIT_S: Final = 10.0
@@ -197,7 +196,7 @@ def load_prompts(arguments: argparse.Namespace) -> dict[str, tuple[int, ...]]:
     own = [
         (f"handbook-{num_passages}-{question.question_id}", question)
         for num_passages in (3, 6, 2)
-        for question in load_handbook(HANDBOOK, num_passages=num_passages)
+        for question in load_handbook(num_passages=num_passages)
     ]
     tokenizer = load_tokenizer(arguments.model, arguments.model_cache)
     builder = PromptBuilder(ChatTokenizer.from_transformers(tokenizer), max_model_len=2048)
